@@ -148,7 +148,7 @@ def _space_text(space: SpaceStatus) -> str:
     )
     if space.promised_bytes:
         text += f", {size_text(space.promised_bytes)} promised to thin volumes"
-    warning = {"low": "LOW: ", "full": "FULL: "}.get(space.state, "")
+    warning = {"low": "LOW: ", "full": "FULL: ", "unknown": "UNKNOWN: "}.get(space.state, "")
     return f"{warning}{text}, {space.directory}"
 
 

@@ -20,7 +20,7 @@ from sealane.daemon.runtime.directories import JobsDirectory, check_directory, i
 from sealane.daemon.runtime.files import read_file, read_secret
 from sealane.daemon.target.subsystems import read_host_secrets
 from sealane.daemon.volume.store_kinds import STORE_KINDS
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError
 
 
 def load_checked(path: Path) -> Config:
@@ -33,8 +33,9 @@ def load_checked(path: Path) -> Config:
 def check_start(config: Config) -> None:
     """Raise as a start would if a directory, key, certificate or policy can't be used.
 
-    UsageError, or VerificationError for a policy without its owner's signature. Contacts neither
-    hardware nor another daemon, and binds no address.
+    UsageError; VerificationError for a policy without its owner's signature; UnavailableError if a
+    drive is missing, or a file system full or gone. Contacts neither hardware nor another daemon,
+    and binds no address.
     """
     state_dir = Path(config.node.state_dir)
     # In the unit, the service manager makes these two; root's check may come before that.
@@ -54,7 +55,10 @@ def check_start(config: Config) -> None:
             check_directory(directory, key="target.directory", is_shared=True)
         for device in config.target.namespaces:
             if not Path(device).exists():
-                raise UsageError("config.unreadable", f"target.namespaces {device}: does not exist")
+                # A drive that is gone may come back.
+                raise UnavailableError(
+                    "target.namespace.missing", f"target.namespaces {device}: does not exist"
+                )
         for subsystem in config.target.subsystems:
             read_host_secrets(subsystem)
     if config.fabric is not None and config.fabric.jobs is not None:

@@ -136,6 +136,7 @@ class Daemon:
         context, config = self._context, self._context.config
         # Before the first file of a role, which may need the reserve.
         await asyncio.to_thread(self._space.look)
+        self.spawn("space", self._space.keep())
         context.metrics.add_statistics("space", ("place",), self._space.statistics)
         if config.metrics is not None:
             server = MetricsServer(context.metrics, config.metrics.listen)
@@ -149,7 +150,6 @@ class Daemon:
             await start_gateway(config.gateway, context)
         if config.fabric is not None:
             await start_fabric(config.fabric, context)
-        self.spawn("space", self._space.keep())
         await self._start_local()
 
     async def keep_reloaded(
@@ -204,7 +204,7 @@ class Daemon:
                 is_development=context.enrolled.is_development,
                 started=self._started,
                 drain=drain,
-                spaces=self._space.look,
+                spaces=self._space.last,
             ),
             context.local,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sealane.daemon.device.directory import DEVICE_FILES
+from sealane.daemon.runtime.directories import unusable
 from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, sync_directory, write_durably
 from sealane.errors import UnavailableError, UsageError
 
@@ -44,13 +45,11 @@ class Found:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a target's directory if it doesn't exist; UsageError `target.directory`."""
+    """Create a target's directory if it doesn't exist; errors of `unusable`."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            "target.directory", f"can't create {directory}: {error.strerror}"
-        ) from error
+        raise unusable(directory, error, key="target.directory") from error
 
 
 class Catalogue:

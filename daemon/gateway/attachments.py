@@ -247,14 +247,20 @@ class AttachmentFiles:
             try:
                 write_durably(self._files / kept.volume_id, content)
             except OSError:
-                if before:
-                    # The old file is still there.
-                    self._write_digest(kept.volume_id, before)
-                else:
-                    (self._digests / kept.volume_id).unlink()
+                self._restore_digest(kept.volume_id, before)
                 raise
         except OSError as error:
             raise self._failed(error) from error
+
+    def _restore_digest(self, name: str, before: str) -> None:
+        """Record the digest of the old file if that is still there; the new one may be, instead."""
+        try:
+            found = hashlib.sha256(read_bounded(self._files / name)).hexdigest()
+        except FileNotFoundError:
+            (self._digests / name).unlink()
+            return
+        if found == before:
+            self._write_digest(name, before)
 
     def _write_digest(self, name: str, digest: str) -> None:
         draft = self._digests / f"{name}.new"

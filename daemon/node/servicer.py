@@ -2,7 +2,6 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
-import asyncio
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -43,7 +42,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         spaces: Callable[[], Sequence[Space]],
         drain: NodeDrain | None = None,
     ) -> None:
-        """Show the node. `drain`: for operators, who may drain it."""
+        """Show the node. `drain`: for operators, who may drain it. `spaces` doesn't block."""
         self._node = node
         self._roles = roles
         self._identities = identities
@@ -73,7 +72,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         answer.identities.extend(map(_shown, certified))
         if self._drain is not None:
             answer.drain.CopyFrom(_drain_message(self._drain))
-        answer.spaces.extend(map(_space, await asyncio.to_thread(self._spaces)))
+        answer.spaces.extend(map(_space, self._spaces()))
         return answer
 
     async def DrainNode(

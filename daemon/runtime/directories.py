@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.daemon.runtime.reserve_file import with_reserve
-from sealane.errors import UnavailableError, UsageError
+from sealane.daemon.runtime.reserve_file import FULL, with_reserve
+from sealane.errors import Error, UnavailableError, UsageError
 
 SOCKET_NAME: Final = "sealaned.sock"
 RING_SOCKET_NAME: Final = "ring.sock"
@@ -25,6 +26,16 @@ _UNIT_STATE: Final = "/var/lib/sealane*"
 """User and state directories of the systemd units."""
 _RUN_LOCK_NAME: Final = "sealaned.lock"
 _STATE_LOCK_NAME: Final = "state.lock"
+_GONE: Final = FULL | {
+    errno.EIO,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EUCLEAN,
+}
+"""Errors of a file system that is full, or whose drive is gone: no fault of the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +48,46 @@ class Reloaded:
     exit_code: int = 0
 
 
+def unusable(path: Path, error: OSError, *, key: str = "") -> Error:
+    """Return what to raise for a path that can't be used.
+
+    UnavailableError `directory.unavailable` if its file system is full or gone, so that the service
+    manager tries again; otherwise UsageError `directory.unusable`.
+    """
+    message = f"{key} {path}: {error.strerror}".lstrip()
+    if error.errno in _GONE:
+        return UnavailableError("directory.unavailable", message)
+    return UsageError("directory.unusable", message)
+
+
 def prepare_directory(path: Path, *, key: str) -> None:
     """Create `path` with mode 0700, or check that it is ours and closed to others.
 
-    UsageError `directory.…`.
+    UsageError `directory.…`; errors of `unusable`.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("directory.unusable", f"{key} {path}: {error.strerror}") from error
+        raise unusable(path, error, key=key) from error
     check_directory(path, key=key)
 
 
 def check_directory(path: Path, *, key: str, is_shared: bool = False) -> None:
     """Check that `path` is ours and closed to others (unless `is_shared`), or can be created.
 
-    UsageError `directory.…`. Creates nothing.
+    UsageError `directory.…`; errors of `unusable`. Creates nothing.
     """
     try:
         existing = next(each for each in (path, *path.parents) if each.exists())
-        status = existing.stat()
+        status, flags = existing.stat(), os.statvfs(existing).f_flag
     except OSError as error:
-        raise UsageError("directory.unusable", f"{key} {path}: {error.strerror}") from error
+        raise unusable(path, error, key=key) from error
     if not stat.S_ISDIR(status.st_mode):
         raise UsageError("directory.unusable", f"{key} {path}: {existing} is not a directory")
     if existing == path and not is_shared:
         _check_closed(status, path, key)
+    if flags & os.ST_RDONLY:
+        raise UnavailableError("directory.unavailable", f"{key} {path}: {os.strerror(errno.EROFS)}")
     if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
         raise UsageError("directory.unusable", f"{key} {path}: {existing} is not writable")
 
@@ -104,9 +129,7 @@ class JobsDirectory:
                 self._path.mkdir()
                 self._path.chmod(_JOBS_DIRECTORY_MODE)
             except OSError as error:
-                raise UsageError(
-                    "directory.unusable", f"fabric.jobs.run_dir {self._path}: {error.strerror}"
-                ) from error
+                raise unusable(self._path, error, key="fabric.jobs.run_dir") from error
         self.check()
 
 
@@ -204,6 +227,8 @@ class RunDirectory:
         self.jobs_inner = path / JOBS_SOCKET_NAME
         """Where the server behind the jobs' socket has a name for a moment."""
         self.ready_file = path / READY_NAME
+        self.failed_stores = path / "failed-stores.json"
+        """Why the last process ended, if it was for failed stores; outlasts a restart."""
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
@@ -261,7 +286,7 @@ def _locked(lock: Path, *, in_use: Path, key: str) -> Iterator[None]:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o600)
     except OSError as error:
-        raise UsageError("directory.unusable", f"{lock}: {error.strerror}") from error
+        raise unusable(lock, error) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,20 +301,27 @@ def _locked(lock: Path, *, in_use: Path, key: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically, if need be with space of the reserve.
+    """Replace a file atomically unless it has this content, if need be with space of the reserve.
 
-    UsageError `directory.unusable` if it can't be written.
+    Errors of `unusable` if it can't be written.
     """
     draft = _draft_of(path)
 
     def write() -> None:
-        draft.write_bytes(content)
-        draft.replace(path)
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        except OSError:
+            # A half-written draft would only take space.
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
     try:
-        with_reserve(path, len(content), write)
+        if not path.is_file() or path.read_bytes() != content:
+            with_reserve(path, len(content), write)
     except OSError as error:
-        raise UsageError("directory.unusable", f"{path}: {error.strerror}") from error
+        raise unusable(path, error) from error
 
 
 def _draft_of(path: Path) -> Path:

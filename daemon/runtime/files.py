@@ -1,9 +1,9 @@
 """Files: bounded reads, secrets closed to other users, durable writes."""
 
 import contextlib
+import errno
 import os
 import stat
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from sealane.daemon.runtime.credentials import (
     is_encrypted,
     store_access,
 )
-from sealane.daemon.runtime.reserve_file import with_reserve
+from sealane.daemon.runtime.reserve_file import FULL, with_reserve
 from sealane.errors import UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -75,26 +75,34 @@ def write_durably(path: Path, content: bytes) -> None:
 
     On return, the new content is durable. Only the owner can read the file. On a full file system
     it uses the reserve of the directory or the one above. OSError if the file can't be written:
-    ENOSPC or EDQUOT say that the old content is still there.
+    ENOSPC or EDQUOT say that the old content is still there; after another error either may be.
     """
-    with_reserve(path, len(content), partial(_write_durably, path, content))
-
-
-def _write_durably(path: Path, content: bytes) -> None:
     draft = path.with_name(path.name + ".new")
+    is_replaced = False
+
+    def write() -> None:
+        nonlocal is_replaced
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError:
+            # A half-written draft would only take space.
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        is_replaced = True
+        sync_directory(path.parent)
+
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        # A half-written draft would only take space.
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        with_reserve(path, len(content), write)
+    except OSError as error:
+        if is_replaced and error.errno in FULL:
+            raise OSError(errno.EIO, f"{path.parent} can't be synced: {error.strerror}") from error
         raise
-    sync_directory(path.parent)
 
 
 def _check_private(status: os.stat_result, path: str, key: str) -> None:

@@ -66,6 +66,8 @@ class _Lines:
         self._file = file
         self._writing = threading.Lock()
         self._lost = 0
+        self._is_cut = False
+        """True after a part of a line."""
 
     def msg(self, text: str) -> None:
         """Write a line; after lines that were lost, also their number."""
@@ -83,9 +85,10 @@ class _Lines:
 
     def _write(self, text: str) -> None:
         # Not through a buffer, which would fail later, for another line or at the exit.
-        left = f"{text}\n".encode()
+        left = (f"\n{text}\n" if self._is_cut else f"{text}\n").encode()
         while left:
             left = left[os.write(self._file.fileno(), left) :]
+            self._is_cut = bool(left)
 
 
 def set_up_logs(level: str, *, node: str) -> None:

@@ -19,26 +19,28 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 # For entries of directories, and for what the file system notes about a file.
 _MORE_BLOCKS: Final = 2
 
-_lending = threading.Lock()
+_BLOCK_BYTES: Final = 512  # of st_blocks
+
+_kept: Final[dict[Path, threading.RLock]] = {}
+"""Directories whose reserves this process keeps; others' files of this name are never touched."""
 
 
 def keep_reserve(directory: Path) -> int:
     """Grow a directory's reserve to `RESERVE_BYTES` or as far as possible; return its bytes.
 
-    Returns 0 if there can't be any. Blocks.
+    From now on it may be lent. Returns 0 if there can't be any. Blocks.
     """
-    try:
-        descriptor = os.open(
-            directory / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-    except OSError:
-        return 0
-    try:
-        return _grow(descriptor)
-    except OSError:
-        return 0
-    finally:
-        os.close(descriptor)
+    with _kept.setdefault(directory.absolute(), threading.RLock()):
+        try:
+            descriptor = _opened(directory / RESERVE_NAME, os.O_CREAT)
+        except OSError:
+            return 0
+        try:
+            return _grow(descriptor)
+        except OSError:
+            return 0
+        finally:
+            os.close(descriptor)
 
 
 def with_reserve(path: Path, count: int, write: Callable[[], None]) -> None:
@@ -56,9 +58,11 @@ def with_reserve(path: Path, count: int, write: Callable[[], None]) -> None:
 
 def _lend(path: Path, count: int, write: Callable[[], None]) -> bool:
     """Repeat `write` with space of the reserve; False if that isn't enough."""
-    with _lending:
-        directory = next((d for d in [*path.parents][:2] if (d / RESERVE_NAME).exists()), None)
-        while directory is not None and _shrink(directory / RESERVE_NAME, count):
+    directory = next((d for d in [*path.absolute().parents][:2] if _has_reserve(d)), None)
+    if directory is None:
+        return False
+    with _kept[directory]:
+        while _shrink(directory / RESERVE_NAME, count):
             try:
                 write()
             except OSError as error:
@@ -70,29 +74,52 @@ def _lend(path: Path, count: int, write: Callable[[], None]) -> bool:
         return False
 
 
+def _has_reserve(directory: Path) -> bool:
+    return directory in _kept and (directory / RESERVE_NAME).exists()
+
+
+def _opened(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+
+
 def _grow(descriptor: int) -> int:
-    size, block = os.fstat(descriptor).st_size, os.fstatvfs(descriptor).f_frsize
+    size, block = _space(descriptor), os.fstatvfs(descriptor).f_frsize
     step = RESERVE_BYTES
     while size < RESERVE_BYTES and step >= block:
+        # From the start if the file has holes, for example because it was copied.
+        start = size if size == os.fstat(descriptor).st_size else 0
         try:
-            os.posix_fallocate(descriptor, size, min(step, RESERVE_BYTES - size))
+            os.posix_fallocate(descriptor, start, min(start + step, RESERVE_BYTES) - start)
         except OSError as error:
             if error.errno not in FULL:
                 raise
             step //= 2
+        else:
+            if start == 0 and _space(descriptor) <= size:
+                # The file system doesn't reserve, or compresses.
+                break
         # A call that fails may have got a part.
-        size = os.fstat(descriptor).st_size
+        size = _space(descriptor)
     return size
+
+
+def _space(descriptor: int) -> int:
+    """Return how much of its size a file has got."""
+    status = os.fstat(descriptor)
+    return min(status.st_size, status.st_blocks * _BLOCK_BYTES)
 
 
 def _shrink(path: Path, count: int) -> bool:
     """Release enough for a file of `count` bytes; False if there was nothing to release."""
     try:
-        size, block = path.stat().st_size, os.statvfs(path).f_frsize
-        if size:
+        descriptor = _opened(path)
+        try:
+            size, block = os.fstat(descriptor).st_size, os.fstatvfs(descriptor).f_frsize
             needed = (-(-count // block) + _MORE_BLOCKS) * block
-            os.truncate(path, max(0, size - needed))
-        else:
+            os.ftruncate(descriptor, max(0, size - needed))
+        finally:
+            os.close(descriptor)
+        if not size:
             # What is missing may be an inode.
             path.unlink()
     except OSError:

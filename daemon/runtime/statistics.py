@@ -269,6 +269,7 @@ CATALOGUE: Final[Mapping[str, Mapping[str, Statistic]]] = {
         "promised_bytes": _gauge("What thin volumes there may still take."),
         "is_low": _gauge("1 while more than node.space_warning_percent of it is used."),
         "is_full": _gauge("1 while less than 1 MiB of it is free, or in the reserve."),
+        "is_unknown": _gauge("1 while it answers with errors, or hasn't answered for 30 s."),
     },
     "session": _SESSION,
     "session_path": {

@@ -5,6 +5,7 @@ The target takes a volume's properties only from its descriptor, signed by the b
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.queue_admission import QueueAdmission
+from sealane.daemon.target.unopened import Unopened
 from sealane.daemon.volume.descriptors import lasting, open_descriptor
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
 from sealane.daemon.volume.kept_jobs import VolumeJobs
@@ -39,6 +41,10 @@ NAMESPACES_ASKED_MAX: Final = 1000
 _DESCRIBED_AT_ONCE: Final = 50
 """Namespaces described before other calls have their turn."""
 _UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
+_REOPEN_SECONDS: Final = 30.0
+"""Interval at which stores that couldn't be opened are tried again, at least."""
+_REOPEN_RATIO: Final = 20
+"""The interval is at least this many times as long as the last try took."""
 
 
 class StorageService:
@@ -79,6 +85,7 @@ class StorageService:
         self.is_draining = False
         """Set during a drain: no new volumes."""
         self.events = EventLog(node)
+        self.unopened = Unopened(partial(self._report, "skipped"))
         self.admission = QueueAdmission(target, node=node, kem=kem, authorizations=authorizations)
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
@@ -197,15 +204,24 @@ class StorageService:
             )
 
     async def delete(self, caller: Subject, volume_id: str) -> None:
-        """Close the namespace's queues and remove its store; UsageError `namespace.not_found`."""
+        """Close the namespace's queues and remove its store, even one that couldn't be opened.
+
+        UsageError `namespace.not_found`.
+        """
         async with self._changing:
-            self._own(caller, volume_id)
+            self._check_held()
+            is_unopened = self.unopened.is_of(caller.tenant, volume_id)
+            if not is_unopened:
+                self._own(caller, volume_id)
             await self._settle()
             if self._catalogue is not None:
                 await self._catalogue.begin_removal(uuid.UUID(volume_id))
-            # Forget it first, so that event poller and metrics don't access it meanwhile.
-            del self._descriptors[volume_id]
-            await self._target.close_volume(uuid.UUID(volume_id))
+            if is_unopened:
+                self.unopened.forget(volume_id)
+            else:
+                # Forget it first, so that event poller and metrics don't access it meanwhile.
+                del self._descriptors[volume_id]
+                await self._target.close_volume(uuid.UUID(volume_id))
             await self._settle(uuid.UUID(volume_id))
             self.events.report(volume_id, "deleted")
 
@@ -215,6 +231,7 @@ class StorageService:
         async with self._changing:
             abandoned = [*self._descriptors]
             self._descriptors.clear()
+            self.unopened.clear()
             for volume_id in abandoned:
                 await self._target.close_volume(uuid.UUID(volume_id))
                 self.events.report(volume_id, "abandoned", reason=loss.reason)
@@ -278,7 +295,7 @@ class StorageService:
         await catalogue.forget(volume_id)
 
     async def restore(self) -> None:
-        """Open the volumes of an earlier process; report those that can't be opened."""
+        """Open the volumes of an earlier process; report and keep those that can't be opened."""
         if self._catalogue is None:
             return
         async with self._changing:
@@ -295,20 +312,43 @@ class StorageService:
         for name, why in found.strays:
             get_logger().warning("stray_file", name=name, detail=why)
         for volume_id, content in found.volumes:
-            with self._reported(volume_id, "skipped"):
+            with self.unopened.kept(str(volume_id)):
                 self._opening[str(volume_id)] = self._restorable(volume_id, content)
-        for descriptor in [*self._opening.values()]:
-            with self._reported(uuid.UUID(descriptor.volume_id), "skipped"):
+        await self._restore_opening()
+
+    async def _restore_opening(self) -> None:
+        for volume_id, descriptor in [*self._opening.items()]:
+            with self.unopened.kept(volume_id, descriptor):
                 await self._restore(descriptor)
-            del self._opening[descriptor.volume_id]
+            del self._opening[volume_id]
+
+    async def keep_opening(self) -> None:
+        """Try stores that couldn't be opened again and again, until cancelled."""
+        taken = 0.0
+        while True:
+            # Nothing can be created or deleted meanwhile.
+            await asyncio.sleep(max(_REOPEN_SECONDS, _REOPEN_RATIO * taken))
+            began = time.monotonic()
+            await self.reopen()
+            taken = time.monotonic() - began
+
+    async def reopen(self) -> None:
+        """Open the stores that couldn't be opened, unless they are damaged or rolled back."""
+        async with self._changing:
+            if self._loss is None:
+                self._opening.update(self.unopened.passing())
+                await self._restore_opening()
 
     @contextlib.contextmanager
     def _reported(self, volume_id: uuid.UUID, kind: str) -> Iterator[None]:
-        """Publish an event for a volume that can't be opened or discarded, with the reason."""
+        """Publish an event for a volume that can't be discarded, with the reason."""
         try:
             yield
         except Error as error:
-            self.events.report(str(volume_id), kind, reason=error.reason, detail=str(error))
+            self._report(kind, str(volume_id), error)
+
+    def _report(self, kind: str, volume_id: str, error: Error) -> None:
+        self.events.report(volume_id, kind, reason=error.reason, detail=str(error))
 
     def _restorable(self, volume_id: uuid.UUID, content: bytes) -> broker_pb2.VolumeDescriptor:
         """Verify the descriptor of a volume of an earlier process."""
@@ -445,9 +485,12 @@ class StorageService:
         ]
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
-        """Return the engine's statistics by volume and mode, for the metrics."""
+        """Return the engine's statistics by volume and mode, for the metrics.
+
+        A store that couldn't be opened counts as failed.
+        """
         # Called from the metrics thread: uses a copy, since a volume may be deleted meanwhile.
-        found: dict[tuple[str, ...], dict[str, int]] = {}
+        found = self.unopened.statistics()
         for volume_id, descriptor in [*self._descriptors.items()]:
             with contextlib.suppress(UsageError):
                 mode = descriptor.mode or VolumeMode.REMOTE
@@ -482,6 +525,8 @@ class StorageService:
         descriptor = self._descriptors.get(volume_id)
         if descriptor is not None and descriptor.tenant == caller.tenant:
             return descriptor, peer_of(caller)
+        # Its gateway tries again, as the target does.
+        self.unopened.check(caller.tenant, volume_id)
         # Ask the broker whether or not the volume is here, so that an unauthorized caller can't
         # distinguish the two cases.
         use = replace(peer_of(caller), volume_id=volume_id[:80], is_read_only=is_read_only)

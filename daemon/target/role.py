@@ -1,5 +1,6 @@
 """The target role of a daemon: its device, its data path, and the servers in front of them."""
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
 from sealane.daemon.target.drain import TargetDrain
 from sealane.daemon.target.finding_reports import FindingReports
-from sealane.daemon.target.health import DEVICE_SERVICES, STORE_SERVICES, end_with_stores
+from sealane.daemon.target.health import (
+    DEVICE_SERVICES,
+    STORE_SERVICES,
+    Serving,
+    end_with_stores,
+)
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
@@ -94,7 +100,11 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         key="target.control_listen",
     )
     # Opening large volumes takes a while; callers get the progress meanwhile.
+    began = time.monotonic()
     await service.restore()
+    serving = Serving(
+        opening_seconds=time.monotonic() - began, endings=context.run_directory.failed_stores
+    )
     if device is not None and reopen is not None:
         context.spawn(
             "target-device",
@@ -110,8 +120,14 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         )
     context.spawn(
         "target-stores",
-        end_with_stores(service.failed_stores, partial(context.report, STORE_SERVICES)),
+        end_with_stores(
+            service.failed_stores,
+            partial(context.report, STORE_SERVICES),
+            unopened=service.unopened.ids,
+            serving=serving,
+        ),
     )
+    context.spawn("target-unopened", service.keep_opening())
     context.spawn("target-events", service.poll_events())
     reports = None
     if device is not None:

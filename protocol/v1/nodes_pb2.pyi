@@ -260,7 +260,7 @@ class Space(message.Message):
     promised_bytes: builtins.int
     """what thin volumes may still take"""
     state: builtins.str
-    """good, low, full"""
+    """good, low, full, unknown"""
     def __init__(
         self,
         *,

@@ -88,6 +88,17 @@ def test_what_a_start_cannot_use_a_check_refuses(example: Path, mistake: str) ->
     assert f"[{reason}]" in checked.stderr
 
 
+def test_a_drive_that_is_gone_is_waited_for(example: Path) -> None:
+    text = example.read_text().replace(
+        'store = "file" ', 'store = "nvme"\nnamespaces = ["/dev/ng99n99"] '
+    )
+    example.write_text(text)
+    started = sealaned("--config", example)
+    assert "[target.namespace.missing]" in started.stderr
+    # The unit starts it again after this one, but not after 2.
+    assert started.returncode == 4
+
+
 def test_keys_and_directories_open_to_others_are_refused_by_a_check(example: Path) -> None:
     (example.parent / "kek").chmod(0o644)
     assert "[key.file.mode]" in sealaned("--config", example, "--check").stderr

@@ -1,6 +1,7 @@
 """Saved attachments of a gateway: sealed, one file each, and refused if modified."""
 
 import dataclasses
+import errno
 import os
 import secrets
 import shutil
@@ -121,6 +122,26 @@ async def test_a_file_that_found_no_space_leaves_the_old_one_valid(tmp_path: Pat
         assert await again.load() == [kept]
         assert not again.refused
         assert [path.name for path in (tmp_path / "run" / FILE_NAME).iterdir()] == [VOLUME]
+
+
+async def test_a_file_whose_directory_can_not_be_synced_is_valid_as_it_is(
+    directories: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, str(path))
+
+    files = AttachmentFiles(*directories)
+    await files.load()
+    kept = sealed()
+    await files.put(kept)
+    later = dataclasses.replace(kept, target_incarnation=9)
+    with monkeypatch.context() as patched:
+        patched.setattr("sealane.daemon.runtime.files.sync_directory", refuse)
+        with pytest.raises(UnavailableError):
+            await files.put(later)
+    again = AttachmentFiles(*directories)
+    assert await again.load() == [later]
+    assert not again.refused
 
 
 async def refusals(directories: tuple[Path, Path]) -> list[str]:

@@ -1,15 +1,18 @@
 """Files that operators name: key files closed to others, bounded reads, one line each."""
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from sealane.daemon.runtime import files
 from sealane.daemon.runtime.files import (
     FILE_BYTES_MAX,
     read_file,
     read_secret,
+    write_durably,
     write_new,
 )
 from sealane.errors import UsageError
@@ -87,3 +90,16 @@ def test_a_new_file_never_replaces_another_and_leaves_no_draft(tmp_path: Path) -
     assert caught.value.reason == "key.unwritable"
     assert path.read_bytes() == b"first"
     assert [each.name for each in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_file_that_was_replaced_does_not_count_as_without_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, str(path))
+
+    monkeypatch.setattr(files, "sync_directory", refuse)
+    with pytest.raises(OSError, match="can't be synced") as refused:
+        write_durably(tmp_path / "state", b"new")
+    assert refused.value.errno == errno.EIO
+    assert (tmp_path / "state").read_bytes() == b"new"

@@ -73,3 +73,32 @@ def test_without_space_in_the_reserve_the_old_file_stays(disk: Path) -> None:
     assert "state.new" not in {found.name for found in disk.iterdir()}
     (disk / "others").unlink()
     assert keep_reserve(disk) == RESERVE_BYTES
+
+
+def test_a_reserve_with_holes_is_none(disk: Path) -> None:
+    with (disk / RESERVE_NAME).open("wb") as file:
+        file.truncate(RESERVE_BYTES)
+    assert keep_reserve(disk) == RESERVE_BYTES
+    assert (disk / RESERVE_NAME).stat().st_blocks * 512 >= RESERVE_BYTES
+    (disk / RESERVE_NAME).unlink()
+    with (disk / RESERVE_NAME).open("wb") as file:
+        file.truncate(RESERVE_BYTES)
+    fill(disk / "others")
+    assert keep_reserve(disk) < RESERVE_BYTES
+
+
+def test_only_reserves_of_this_process_are_lent(disk: Path) -> None:
+    # Somebody's file that has the same name.
+    (disk / "other").mkdir()
+    (disk / "other" / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
+    (disk / "kept").mkdir()
+    keep_reserve(disk / "kept")
+    (disk / "file").write_bytes(bytes(RESERVE_BYTES))
+    (disk / "kept" / RESERVE_NAME).unlink()
+    (disk / "kept" / RESERVE_NAME).symlink_to(disk / "file")
+    fill(disk / "others")
+    for name in ("other", "kept"):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            write_durably(disk / name / "state", bytes(5000))
+    assert (disk / "other" / RESERVE_NAME).stat().st_size == RESERVE_BYTES
+    assert (disk / "file").stat().st_size == RESERVE_BYTES

@@ -1,7 +1,10 @@
 """What a daemon sees of the space it writes to: figures, warnings, and their end."""
 
 import asyncio
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,11 @@ from sealane.daemon.runtime.space import SpaceWatch
 from small_disk import fill, small_disk
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "SPACE_SECONDS", 0.01)
 
 
 async def _ignore(is_good: bool) -> None:
@@ -89,13 +97,13 @@ def test_use_around_the_limit_is_one_warning(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 async def test_a_reserve_that_is_not_whole_is_unhealthy_until_there_is_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(space, "SPACE_SECONDS", 0.01)
     with small_disk(tmp_path / "disk", size_bytes=16 * MIB) as disk:
         fill(disk / "others")
         reports: asyncio.Queue[bool] = asyncio.Queue()
         watch = SpaceWatch({"state": disk}, warning_percent=90, report=reports.put)
+        watch.look()
         keeping = asyncio.ensure_future(watch.keep())
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await reports.get() is False
@@ -106,3 +114,101 @@ async def test_a_reserve_that_is_not_whole_is_unhealthy_until_there_is_space(
         keeping.cancel()
         assert watch.statistics()[("state",)]["is_full"] == 0
         assert watch.statistics()[("state",)]["reserve_bytes"] == RESERVE_BYTES
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_a_full_disk_whose_reserve_is_whole_is_healthy(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", size_bytes=16 * MIB) as disk:
+        reports: asyncio.Queue[bool] = asyncio.Queue()
+        watch = SpaceWatch({"state": disk}, warning_percent=90, report=reports.put)
+        watch.look()
+        fill(disk / "others")
+        assert watch.look()[0].state == "full"
+        keeping = asyncio.ensure_future(watch.keep())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await reports.get() is True
+        keeping.cancel()
+
+
+def test_a_file_system_that_counts_no_blocks_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "keep_reserve", lambda _: 0)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([4096, 4096] + [0] * 8))
+    [found] = _watch(tmp_path).look()
+    assert found.state == "good"
+    assert found.is_healthy
+
+
+def test_a_file_that_vanishes_drops_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        with (tmp_path / name).open("wb") as thin:
+            thin.truncate(MIB)
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def scan_late(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(path) as entries:
+            found = [*entries]
+        (tmp_path / "first").unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", scan_late)
+    [found] = _watch(tmp_path).look()
+    assert found.promised == MIB
+
+
+async def test_a_place_that_answers_with_an_error_is_kept_and_unhealthy(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    reports: asyncio.Queue[bool] = asyncio.Queue()
+    watch = SpaceWatch({"state": directory}, warning_percent=100, report=reports.put)
+    [before] = watch.look()
+    directory.rename(tmp_path / "away")
+    keeping = asyncio.ensure_future(watch.keep())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await reports.get():
+            pass
+        [found] = watch.last()
+        assert (found.state, found.capacity) == ("unknown", before.capacity)
+        assert watch.statistics()[("state",)]["is_unknown"] == 1
+        (tmp_path / "away").rename(directory)
+        while not await reports.get():
+            pass
+    keeping.cancel()
+    assert watch.last()[0].state == "good"
+
+
+async def test_a_look_that_hangs_is_unhealthy_and_hinders_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    looked = threading.Event()
+    places = {"state": tmp_path / "state", "volumes": tmp_path / "volumes"}
+    for directory in places.values():
+        directory.mkdir()
+    reports: asyncio.Queue[bool] = asyncio.Queue()
+    watch = SpaceWatch(places, warning_percent=100, report=reports.put)
+    watch.look()
+
+    def keep(directory: Path) -> int:
+        if directory == places["volumes"]:
+            answers.wait(PATIENCE_SECONDS)
+        else:
+            looked.set()
+        return RESERVE_BYTES
+
+    monkeypatch.setattr(space, "keep_reserve", keep)
+    monkeypatch.setattr(space, "HANGING_SECONDS", 0.5)
+    keeping = asyncio.ensure_future(watch.keep())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await reports.get():
+            pass
+        assert {found.place: found.state for found in watch.last()}["volumes"] == "unknown"
+        assert looked.is_set()
+        answers.set()
+        while not await reports.get():
+            pass
+    keeping.cancel()

@@ -18,7 +18,7 @@ from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.openings import Openings
 from sealane.daemon.volume.events import Event
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 from target.store_device import open_device, volume_files
 from trust.world import all_authorized
@@ -203,7 +203,7 @@ async def test_descriptor_that_does_not_fit_is_reported_and_nothing_is_deleted(
     async with site.process() as service:
         assert site.said("skipped") == [(volume_id, reason)]
         assert site.said("restored") == [(other, "")]
-        with pytest.raises(UsageError):
+        with pytest.raises(Error):
             await service.namespace(CALLER, volume_id)
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
         with pytest.raises(UsageError, match="exists already"):
@@ -221,6 +221,49 @@ async def test_damaged_store_is_reported_and_left(site: Site) -> None:
     async with site.process():
         assert site.said("skipped") == [(volume_id, "store.open")]
     assert path.stat().st_size == 4096
+
+
+async def test_store_that_can_not_be_opened_is_failed_and_tried_again(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    path = site.path(volume_id, "sectors")
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    async with site.process() as service:
+        assert service.unopened.ids() == [uuid.UUID(volume_id)]
+        assert not service.failed_stores()
+        assert [*service.statistics().values()] == [{"failed": 1}]
+        with pytest.raises(UnavailableError) as refused:
+            await service.namespace(CALLER, volume_id)
+        assert refused.value.reason == "store.open"
+        stranger = replace(CALLER, tenant="other")
+        with pytest.raises(UsageError):
+            await service.delete(stranger, volume_id)
+        await service.reopen()
+        # One event for each reason.
+        assert site.said("skipped") == [(volume_id, "store.open")]
+        path.write_bytes(whole)
+        await service.reopen()
+        assert not service.unopened.ids()
+        assert (await service.namespace(CALLER, volume_id)).sector_count == 64
+        assert [each.get("failed") for each in service.statistics().values()] == [0]
+
+
+async def test_store_that_was_not_opened_can_be_deleted_and_a_forged_one_is_not_tried_again(
+    site: Site,
+) -> None:
+    async with site.process() as service:
+        volume_id, other = await site.create(service), await site.create(service)
+    site.path(volume_id, "sectors").write_bytes(b"")
+    forged = Site(site.directory)
+    forged.device_id = site.device_id
+    site.path(other, "volume").write_bytes(forged.signed(other))
+    async with site.process() as service:
+        assert {*service.unopened.ids()} == {uuid.UUID(volume_id), uuid.UUID(other)}
+        await service.delete(CALLER, volume_id)
+        assert service.unopened.ids() == [uuid.UUID(other)]
+        assert {path.stem for path in volume_files(site.directory)} == {other}
+        assert not service.unopened.passing()
 
 
 async def test_volume_of_another_device_is_not_made_here(site: Site) -> None:

@@ -1,15 +1,19 @@
 //! Growth of stores of every kind.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use rustix::fs::fstatvfs;
+use rustix::io::Errno;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreRequest};
 use super::conformance;
 use super::fresh_store::Trust;
 use super::in_place_store::{InPlaceStore, raw_blocks};
 use super::memory::MemoryStore;
-use super::pages::{BlockFile, DeviceFile, PAGE_BYTES};
+use super::pages::{BlockFile, DeviceFile, PAGE_BYTES, check_free, reserve_by};
 use super::scratch::Scratch;
 use super::selection::{self, StoreOptions};
 
@@ -181,6 +185,30 @@ fn a_file_for_which_there_is_no_room_stays_as_it_is() {
     assert_eq!((found.len(), found.blocks()), (10 * PAGE_BYTES as u64, 0));
     file.reserve(0..10).expect("reserve");
     assert_eq!(path.metadata().expect("metadata").blocks(), 10 * PAGE_BYTES as u64 / 512);
+}
+
+#[test]
+fn an_allocation_that_fails_halfway_leaves_nothing() {
+    let scratch = Scratch::new();
+    let file = File::create(scratch.file()).expect("create");
+    file.set_len(10 * PAGE_BYTES as u64).expect("length");
+    let error = reserve_by(&file, 0..1 << 20, |_, length| {
+        file.set_len(length / 2).expect("half");
+        Err(Errno::NOSPC)
+    });
+    assert_eq!(error.expect_err("full").kind(), io::ErrorKind::StorageFull);
+    assert_eq!(file.metadata().expect("metadata").len(), 10 * PAGE_BYTES as u64);
+}
+
+#[test]
+fn a_file_system_that_counts_no_blocks_is_not_taken_for_full() {
+    let scratch = Scratch::new();
+    let file = File::create(scratch.file()).expect("create");
+    let mut system = fstatvfs(&file).expect("file system");
+    system.f_bavail = 0;
+    check_free(&system, 1).expect_err("full");
+    system.f_blocks = 0;
+    check_free(&system, 1).expect("unknown");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{
-    FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, fstatvfs, seek,
+    FallocateFlags, FlockOperation, OFlags, SeekFrom, StatVfs, fallocate, flock, fstatvfs, seek,
 };
 use rustix::io::Errno;
 use sealane_proto::link::Nanos;
@@ -213,24 +213,42 @@ impl BlockFile for DeviceFile {
 }
 
 /// Reserves room for these bytes of a file. Does nothing for a device, or if the file system
-/// doesn't support it. `StorageFull` without a change if there can't be enough room: a call that
-/// fails halfway would keep what it got.
+/// doesn't support it. `StorageFull` if there isn't enough room; a failure leaves the file as long
+/// as it was, without what a call got that failed halfway.
 pub fn reserve(file: &File, bytes: Range<u64>) -> io::Result<()> {
+    reserve_by(file, bytes, |start, length| fallocate(file, FallocateFlags::empty(), start, length))
+}
+
+pub(super) fn reserve_by(
+    file: &File,
+    bytes: Range<u64>,
+    allocate: impl FnOnce(u64, u64) -> Result<(), Errno>,
+) -> io::Result<()> {
     let metadata = file.metadata()?;
     if bytes.is_empty() || !metadata.is_file() {
         return Ok(());
     }
     let needed = bytes.end.saturating_sub(metadata.blocks() * 512).min(bytes.end - bytes.start);
-    let system = fstatvfs(file)?;
+    check_free(&fstatvfs(file)?, needed)?;
+    match allocate(bytes.start, bytes.end - bytes.start) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => {
+            // Also releases blocks behind the end of the file.
+            file.set_len(metadata.len())?;
+            Err(error.into())
+        }
+    }
+}
+
+/// Fails with `StorageFull` if a file system has less free space than is needed. One that counts no
+/// blocks (network file systems, FUSE) doesn't know.
+pub(super) fn check_free(system: &StatVfs, needed: u64) -> io::Result<()> {
     let free = system.f_bavail.saturating_mul(system.f_frsize);
-    if needed > free {
+    if system.f_blocks != 0 && needed > free {
         let detail = format!("no space: {needed} bytes more are needed, {free} are free");
         return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
     }
-    match fallocate(file, FallocateFlags::empty(), bytes.start, bytes.end - bytes.start) {
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    Ok(())
 }
 
 /// Cryptographically secure random bytes.
