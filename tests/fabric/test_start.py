@@ -20,6 +20,7 @@ class FakeEndpoint:
 
     local_addresses: ClassVar = ["127.0.0.1:1"]
     pinned_bytes = 0
+    unit_bytes = 1408
 
     def __init__(self, number: int) -> None:
         self._number = number

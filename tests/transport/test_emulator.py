@@ -152,8 +152,10 @@ def test_impossible_links_are_refused(change: dict[str, Any], message: str) -> N
 def test_paths_and_outages_must_fit() -> None:
     with pytest.raises(ValueError, match="1 paths forward and 2 back"):
         Emulator.relay([CLEAN], [CLEAN, CLEAN], seed=0, forward_to="127.0.0.1:9")
-    with pytest.raises(ValueError, match="outage of path 1"):
+    with pytest.raises(ValueError, match="schedule: path 1 from 0 to 1 ns"):
         Emulator.relay([CLEAN], [CLEAN], seed=0, forward_to="127.0.0.1:9", outages=[(1, 0, 1)])
+    with pytest.raises(ValueError, match="schedule: path 0 from 2 to 1 ns"):
+        Emulator.relay([CLEAN], [CLEAN], seed=0, forward_to="127.0.0.1:9", detours=[(0, 2, 1, 5)])
 
 
 async def test_stop_does_not_wait_for_packets_in_transit() -> None:
