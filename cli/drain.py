@@ -65,7 +65,7 @@ async def _node_drain(client: Client, options: argparse.Namespace, output: Outpu
             # What ends by itself then needs a moment: a gateway flushes, a fabric closes.
             patience -= _POLL_SECONDS
             if patience < 0 or not all(use.ends for use in drain.uses):
-                raise UnavailableError("node.drain.overdue", _overdue(drain))
+                raise UnavailableError("node.drain.overdue", _overdue(row))
         if drain.state == _STATES.SERVING:
             raise UnavailableError(
                 "node.drain.ended", "the drain was ended meanwhile: the node serves again"
@@ -101,18 +101,19 @@ def drain_text(drain: nodes_pb2.NodeDrain) -> str:
     }.get(drain.state, "none: it serves")
 
 
-def _overdue(drain: nodes_pb2.NodeDrain) -> str:
+def _overdue(row: Mapping[str, Any]) -> str:
+    more = row["in_use"] - min(len(row["uses"]), _USES_SHOWN)
     return (
-        f"still in use: {_uses_text(drain)}. The node goes on draining. Let these leave first "
+        f"still in use: {_uses_text(row)}{f'; {more} more' if more > 0 else ''}. "
+        "The node goes on draining. Let these leave first "
         "(sealanectl node status shows who is left), stop the daemon anyway (gateways then wait "
         "for it, and their hosts with them), or end the drain with sealanectl node undrain"
     )
 
 
-def _uses_text(drain: nodes_pb2.NodeDrain) -> str:
-    listed = [f"{use.role} {use.name}: {use.detail}" for use in drain.uses[:_USES_SHOWN]]
-    more = drain.uses_total - len(listed)
-    return "; ".join(listed) + (f"; {more} more" if more > 0 else "")
+def _uses_text(row: Mapping[str, Any]) -> str:
+    uses = row["uses"][:_USES_SHOWN]
+    return "; ".join(f"{use['role']} {use['name']}: {use['detail']}" for use in uses)
 
 
 def _row(drain: nodes_pb2.NodeDrain) -> dict[str, Any]:
@@ -129,10 +130,9 @@ def _row(drain: nodes_pb2.NodeDrain) -> dict[str, Any]:
 
 def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a line of progress for people."""
-    uses = [f"{use['role']} {use['name']}: {use['detail']}" for use in row["uses"]]
     return {
         "state": row["state"],
         "left": f"{row['seconds_left']:.0f} s left",
         "in_use": f"{row['in_use']} in use",
-        "uses": "; ".join(uses[:_USES_SHOWN]),
+        "uses": _uses_text(row),
     }

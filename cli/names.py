@@ -1,9 +1,9 @@
 """What an operator calls a thing: by its name, its id or the beginning of that, or its label."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sealane.cli.output import CALL_SECONDS, pages
 from sealane.client import Client, translated
@@ -89,35 +89,28 @@ async def find_device(client: Client, text: str) -> str:
 
 async def list_sessions(client: Client) -> list[sessions_pb2.Session]:
     """Return every session of the fabric, recently closed ones, too."""
-
-    def call(token: str) -> Awaitable[sessions_pb2.ListSessionsResponse]:
-        request = sessions_pb2.ListSessionsRequest(page_token=token)
-        return client.sessions.ListSessions(request, timeout=CALL_SECONDS)
-
+    found = _pages(client.sessions.ListSessions, sessions_pb2.ListSessionsRequest)
     with translated():
-        return [session async for page in pages(call) for session in page.sessions]
+        return [session async for page in found for session in page.sessions]
 
 
 async def list_devices(client: Client) -> list[devices_pb2.Device]:
     """Return every device that the broker knows."""
-
-    def call(token: str) -> Awaitable[devices_pb2.ListDevicesResponse]:
-        request = devices_pb2.ListDevicesRequest(page_token=token)
-        return client.devices.ListDevices(request, timeout=CALL_SECONDS)
-
+    found = _pages(client.devices.ListDevices, devices_pb2.ListDevicesRequest)
     with translated():
-        return [device async for page in pages(call) for device in page.devices]
+        return [device async for page in found for device in page.devices]
 
 
 async def list_members(client: Client) -> list[trust_pb2.Member]:
     """Return every node and role that attested at the broker or was revoked."""
-
-    def call(token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
-        request = trust_pb2.ListNodesRequest(page_token=token)
-        return client.membership.ListNodes(request, timeout=CALL_SECONDS)
-
+    found = _pages(client.membership.ListNodes, trust_pb2.ListNodesRequest)
     with translated():
-        return [member async for page in pages(call) for member in page.nodes]
+        return [member async for page in found for member in page.nodes]
+
+
+def _pages(method: Any, request: Callable[..., Any]) -> AsyncIterator[Any]:
+    """Return the answers of a method that lists in pages."""
+    return pages(lambda token: method(request(page_token=token), timeout=CALL_SECONDS))
 
 
 def _is_uuid(text: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sealane.daemon.runtime.files import replacing
 from sealane.daemon.runtime.reserve_file import FULL, with_reserve
 from sealane.errors import Error, UnavailableError, UsageError
 
@@ -308,14 +309,8 @@ def replace_file(path: Path, content: bytes) -> None:
     draft = _draft_of(path)
 
     def write() -> None:
-        try:
+        with replacing(path, draft):
             draft.write_bytes(content)
-            draft.replace(path)
-        except OSError:
-            # A half-written draft would only take space.
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
 
     try:
         if not path.is_file() or path.read_bytes() != content:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +71,19 @@ def read_secret(path: str, *, key: str) -> bytes:
     return _sized(content, path, key)
 
 
+@contextlib.contextmanager
+def replacing(path: Path, draft: Path) -> Iterator[None]:
+    """Replace a file with the draft that the block writes, unless it raises OSError."""
+    try:
+        yield
+        draft.replace(path)
+    except OSError:
+        # A half-written draft would only take space.
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file so that a power cut leaves either the old or the new content.
 
@@ -82,18 +96,12 @@ def write_durably(path: Path, content: bytes) -> None:
 
     def write() -> None:
         nonlocal is_replaced
-        try:
+        with replacing(path, draft):
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError:
-            # A half-written draft would only take space.
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
         is_replaced = True
         sync_directory(path.parent)
 

@@ -19,7 +19,8 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 # For entries of directories, and for what the file system notes about a file.
 _MORE_BLOCKS: Final = 2
 
-_BLOCK_BYTES: Final = 512  # of st_blocks
+STAT_BLOCK_BYTES: Final = 512
+"""Unit of `st_blocks`."""
 
 _kept: Final[dict[Path, threading.RLock]] = {}
 """Directories whose reserves this process keeps; others' files of this name are never touched."""
@@ -106,7 +107,7 @@ def _grow(descriptor: int) -> int:
 def _space(descriptor: int) -> int:
     """Return how much of its size a file has got."""
     status = os.fstat(descriptor)
-    return min(status.st_size, status.st_blocks * _BLOCK_BYTES)
+    return min(status.st_size, status.st_blocks * STAT_BLOCK_BYTES)
 
 
 def _shrink(path: Path, count: int) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.runtime.reserve_file import RESERVE_BYTES, keep_reserve
+from sealane.daemon.runtime.reserve_file import RESERVE_BYTES, STAT_BLOCK_BYTES, keep_reserve
 
 SPACE_SECONDS: Final = 5.0
 """Interval at which places are looked at."""
@@ -26,7 +26,6 @@ HANGING_SECONDS: Final = 30.0
 """A place that wasn't looked at for so long is unknown."""
 # What ends a warning, so that use around the limit isn't a line of log every few seconds.
 _ENDING_PERCENT: Final = 2
-_BLOCK_BYTES: Final = 512  # of st_blocks
 
 SpaceState = Literal["good", "low", "full", "unknown"]
 
@@ -181,7 +180,7 @@ def _promised(directory: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
                     found = entry.stat(follow_symlinks=False)
-                    promised += max(0, found.st_size - found.st_blocks * _BLOCK_BYTES)
+                    promised += max(0, found.st_size - found.st_blocks * STAT_BLOCK_BYTES)
     return promised
 
 

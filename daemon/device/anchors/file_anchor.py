@@ -7,7 +7,6 @@ from pathlib import Path
 from uuid import UUID
 
 from sealane.daemon.device.anchors.anchor import (
-    NO_SPACE,
     Anchored,
     Change,
     changed,
@@ -15,15 +14,15 @@ from sealane.daemon.device.anchors.anchor import (
     missing,
 )
 from sealane.daemon.device.anchors.lock import OwnerLock
-from sealane.daemon.device.anchors.record_file import Content, RecordFile
+from sealane.daemon.device.anchors.record_file import Content, RecordFile, RecordKeeper
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UsageError
 
 # Not secret: it detects a torn or foreign file, not a forged one.
 _KEY = b"sealane file anchor"
 
 
-class FileAnchor:
+class FileAnchor(RecordKeeper):
     """Use `initialise` once in the life of a device, then `open`; both block."""
 
     def __init__(self, path: Path, *, device_id: UUID) -> None:
@@ -95,11 +94,5 @@ class FileAnchor:
         return self._content
 
     def _write(self, content: Content) -> None:
-        before, self._content = self._content, None
-        try:
-            self._file.write(content)
-        except UnavailableError as error:
-            if error.reason == NO_SPACE:
-                self._content = before
-            raise
+        self._replace(content)
         self._content = content

@@ -126,3 +126,24 @@ def _decode(part: bytes) -> tuple[str, Anchored]:
 
 def _u64(value: int) -> bytes:
     return value.to_bytes(_NUMBER_BYTES, "big")
+
+
+class RecordKeeper:
+    """An anchor that replaces a record file, and knows its content."""
+
+    _file: RecordFile
+    _content: Content | None
+    """None while it isn't known."""
+
+    def _replace(self, content: Content) -> None:
+        """Replace the file; errors of `RecordFile.write`. The caller knows when the content counts.
+
+        Afterwards it isn't known, unless there was no space: then nothing has changed.
+        """
+        before, self._content = self._content, None
+        try:
+            self._file.write(content)
+        except UnavailableError as error:
+            if error.reason == NO_SPACE:
+                self._content = before
+            raise

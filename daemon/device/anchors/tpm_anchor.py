@@ -25,7 +25,6 @@ from tpm2_pytss.constants import ESYS_TR, TPM2_ALG, TPMA_OBJECT
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
 from sealane.daemon.device.anchors.anchor import (
-    NO_SPACE,
     Anchored,
     Change,
     changed,
@@ -33,10 +32,10 @@ from sealane.daemon.device.anchors.anchor import (
     missing,
 )
 from sealane.daemon.device.anchors.lock import OwnerLock
-from sealane.daemon.device.anchors.record_file import Content, RecordFile
+from sealane.daemon.device.anchors.record_file import Content, RecordFile, RecordKeeper
 from sealane.daemon.device.anchors.tpm_counter import TpmCounter
 from sealane.daemon.node.tpm import Tpm
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import UsageError, VerificationError
 
 _KEY_LABEL: Final = "sealane anchor key v1"
 _KEY_ATTRIBUTES: Final = (
@@ -49,7 +48,7 @@ _KEY_ATTRIBUTES: Final = (
 )
 
 
-class TpmAnchor:
+class TpmAnchor(RecordKeeper):
     """Use `initialise` once in the life of a device on this machine, then `open`; both block."""
 
     def __init__(self, tpm: Tpm, path: Path, *, device_id: UUID, index: int) -> None:
@@ -144,14 +143,8 @@ class TpmAnchor:
 
     def _commit(self, records: Mapping[str, Anchored], *, count: int, floor: int) -> None:
         # Until the counter is known to have reached it, the anchor's state is unknown.
-        before, self._content = self._content, None
         content = Content(count=count, records=records, floor=floor)
-        try:
-            self._file.write(content)
-        except UnavailableError as error:
-            if error.reason == NO_SPACE:
-                self._content = before
-            raise
+        self._replace(content)
         self._increment_to(count)
         self._content = content
 
