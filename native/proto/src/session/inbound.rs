@@ -94,7 +94,7 @@ impl Session {
         }
         self.packet_received(path, header, plaintext, memory, now);
         if follow == Follow::Path {
-            self.paths.followed();
+            self.paths.end_early();
             self.paths[path].search(self.units.units(), now);
         }
         follow
@@ -396,6 +396,7 @@ impl Session {
         if let Some(rtt) = rtt {
             self.path_mtu_bytes = self.config.packet_bytes_max() as u64;
             self.state = State::Established;
+            self.paths.end_early();
             // What left early on another path than the validated one is sent again.
             for path in (0..self.paths.count()).map(PathId) {
                 if self.paths[path].is_challenged() {

@@ -432,10 +432,7 @@ impl Session {
         if self.is_held || !self.may_send_units() || self.is_window_full() {
             return false;
         }
-        let open = match self.state {
-            State::Connecting => self.paths.open_early(now),
-            _ => self.paths.open(now),
-        };
+        let open = self.paths.open(now);
         let is_sent = !open.is_empty() && self.transmit_unit(open, memory, now, out);
         if is_sent && self.window_units().is_some() {
             let rtt = self.paths.srtt().unwrap_or(0);
@@ -567,11 +564,7 @@ impl Session {
         let detection = self.config.detection;
         let patience = |path, packet| self.paths.patience(path, packet, detection);
         let due = self.sender.next_at(0, patience)?;
-        let open_at = match self.state {
-            State::Connecting => self.paths.open_early_at(),
-            _ => self.paths.open_at(),
-        };
-        let at = due.max(open_at?).max(self.pacer.next_at());
+        let at = due.max(self.paths.open_at()?).max(self.pacer.next_at());
         (self.may_send_units() && !self.is_window_full()).then_some(at)
     }
 

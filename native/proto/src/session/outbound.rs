@@ -305,11 +305,7 @@ impl Session {
         let Some(pick) = self.sender.pick(now, patience) else {
             return false;
         };
-        let path = match self.state {
-            State::Connecting => self.paths.early(),
-            _ => self.paths.choose(open),
-        };
-        let Some(path) = path else { return false };
+        let Some(path) = self.paths.choose(open) else { return false };
         let is_sent = self.write_unit(pick, path, memory, now, out);
         if is_sent {
             self.paths[path].probes.restart(now);

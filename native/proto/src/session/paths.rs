@@ -213,7 +213,7 @@ impl Paths {
     /// Paths that may take a unit now.
     #[must_use]
     pub fn open(&self, now: Nanos) -> PathSet {
-        let usable = self.usable();
+        let usable = self.for_units();
         self.iter().fold(PathSet::default(), |open, (id, path)| {
             let is_open = usable.has(id) && path.paced_at() <= now;
             if is_open { open.with(id) } else { open }
@@ -222,11 +222,10 @@ impl Paths {
 
     /// The path that may take a unit before any is validated: the one on which the peer was heard
     /// last, if packets came from where the peer said it is.
-    #[must_use]
-    pub fn early(&self) -> Option<PathId> {
+    fn early(&self) -> PathSet {
         let path = &self[self.heard];
         let is_early = path.is_challenged() && path.is_as_stated && self.early_units() > 0;
-        is_early.then_some(self.heard)
+        if is_early { PathSet::default().with(self.heard) } else { PathSet::default() }
     }
 
     /// Units that may still leave before any path is validated.
@@ -235,34 +234,28 @@ impl Paths {
         self.budget.units_left()
     }
 
-    /// As [`Self::open`], before any path is validated.
-    #[must_use]
-    pub fn open_early(&self, now: Nanos) -> PathSet {
-        let early = self.early().filter(|path| self[*path].paced_at() <= now);
-        early.map_or(PathSet::default(), |path| PathSet::default().with(path))
-    }
-
-    /// As [`Self::open_at`], before any path is validated.
-    #[must_use]
-    pub fn open_early_at(&self) -> Option<Nanos> {
-        self.early().map(|path| self[path].paced_at())
-    }
-
-    /// A path has followed the peer to another address: none is sent units before it has answered.
-    pub fn followed(&mut self) {
+    /// No unit leaves any more before its path is validated.
+    pub fn end_early(&mut self) {
         self.budget.bar_units();
+    }
+
+    fn for_units(&self) -> PathSet {
+        let early = self.early();
+        if early.is_empty() { self.usable() } else { early }
     }
 
     /// When one of them may take a unit; `None` if no path is usable.
     #[must_use]
     pub fn open_at(&self) -> Option<Nanos> {
-        let usable = self.usable();
+        let usable = self.for_units();
         self.iter().filter(|(id, _)| usable.has(*id)).map(|(_, path)| path.paced_at()).min()
     }
 
     /// Chooses one of the open paths for one unit.
     pub fn choose(&mut self, open: PathSet) -> Option<PathId> {
-        self.subflows.choose(open)
+        // One that may still fail is no subflow.
+        let early = self.early().and(open);
+        if early.is_empty() { self.subflows.choose(open) } else { early.next_after(PathId(0)) }
     }
 
     /// Records that a path, or all of them, went silent.
