@@ -17,8 +17,17 @@ const SLOTS: u16 = 4;
 const ROUNDS_MIN: u64 = 1000;
 const REGION_BYTES: u64 = CHUNKS * CHUNK_BYTES as u64;
 
+/// Waits until the reader has looked at the bitmap again, from beginning to end.
+fn await_look(looks: &AtomicU64, is_over: &AtomicBool) {
+    // Relaxed, so that it orders none of the reader's accesses after the writer's.
+    let begun = looks.load(Ordering::Relaxed);
+    while looks.load(Ordering::Relaxed) < begun + 2 && !is_over.load(Ordering::Relaxed) {
+        std::thread::yield_now();
+    }
+}
+
 /// The daemon's end: takes receives, lands their chunks with the handle as content, completes them.
-fn land(ring: &mut DaemonRing, region: &SharedMemory, is_over: &AtomicBool) {
+fn land(ring: &mut DaemonRing, region: &SharedMemory, looks: &AtomicU64, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Acquire) {
         let Some((handle, submission)) = ring.take().expect("an honest job") else {
             std::thread::yield_now();
@@ -32,9 +41,9 @@ fn land(ring: &mut DaemonRing, region: &SharedMemory, is_over: &AtomicBool) {
             let content = [handle as u8; CHUNK_BYTES as usize];
             region.copy_in(submission.offset + chunk * u64::from(CHUNK_BYTES), &content);
             ring.chunk_landed(slot, chunk as u32);
-            if handle % 4 == 0 {
-                // Lets the reader look in between, even with few cores.
-                std::thread::yield_now();
+            if handle % 4 == 0 && step == handle / 4 % CHUNKS {
+                // On few cores, the two would hardly meet.
+                await_look(looks, is_over);
             }
         }
         ring.complete(&Completion { handle, ..Completion::default() });
@@ -42,7 +51,7 @@ fn land(ring: &mut DaemonRing, region: &SharedMemory, is_over: &AtomicBool) {
 }
 
 /// The job's end, one receive at a time: reads the bitmap while chunks land.
-fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
+fn watch(ring: &mut JobRing, region: &SharedMemory, looks: &AtomicU64, rounds: u64) -> u64 {
     let receive =
         Submission { kind: Operation::Receive, offset: 0, length: REGION_BYTES, user_data: 0 };
     let mut seen_early = 0;
@@ -59,6 +68,7 @@ fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
                 }
                 seen_early += u64::from(completions.is_empty() && bytes.contains(&1));
             }
+            looks.fetch_add(1, Ordering::Relaxed);
             if let Some(completion) = completions.first() {
                 assert_eq!(completion.handle, handle);
                 let bitmap = ring.bitmap(handle, CHUNKS as usize).expect("no later receive");
@@ -208,10 +218,10 @@ fn land_and_watch(view: View, rounds: u64) {
     let region = SharedMemory::create("stress", REGION_BYTES as usize, PeerAccess::Writes).unwrap();
     let job_region = view.of(&region, PeerAccess::Writes);
     let (mut daemon, mut job) = ends(view);
-    let is_over = AtomicBool::new(false);
+    let (looks, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| land(&mut daemon, &region, &is_over));
-        let watching = scope.spawn(|| watch(&mut job, &job_region, rounds));
+        scope.spawn(|| land(&mut daemon, &region, &looks, &is_over));
+        let watching = scope.spawn(|| watch(&mut job, &job_region, &looks, rounds));
         let seen_early = watching.join();
         is_over.store(true, Ordering::Release);
         let seen_early = seen_early.expect("the reader must find no fault");
