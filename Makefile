@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := .make
 NATIVE_SOURCES := $(shell find native \( -path native/target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
 export PYTHONSAFEPATH := 1
+# Compiled modules are kept: tests start hundreds of daemons, and each would compile its own.
+unexport PYTHONDONTWRITEBYTECODE
 # Random values in tests come from SEED, so that a gate gives the same result for the same commit.
 # `make hunt` and `make kill-test` choose a new seed and print it; SEED=n repeats a run.
 SEED ?= 1

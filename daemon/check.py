@@ -7,20 +7,10 @@ reported before anything is served, and always in the same words.
 from pathlib import Path
 
 from sealane.crypto.certificates import parse_anchor
-from sealane.crypto.exchange import wipe
-from sealane.daemon.broker.assembly import check_policy_file, roots_of
-from sealane.daemon.broker.collateral import read_items
-from sealane.daemon.broker.kek import read_key
-from sealane.daemon.broker.opening import etcd_credentials
-from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
-from sealane.daemon.config import BrokerConfig, Config, EnrolmentConfig, load_config
-from sealane.daemon.gateway.third_parties import third_party_of
+from sealane.daemon.config import Config, EnrolmentConfig, load_config
 from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.directories import JobsDirectory, check_directory, is_for_another
-from sealane.daemon.runtime.files import read_file, read_secret
-from sealane.daemon.target.subsystems import read_host_secrets
-from sealane.daemon.volume.store_kinds import STORE_KINDS
-from sealane.errors import UnavailableError
+from sealane.daemon.runtime.files import read_file
 
 
 def load_checked(path: Path) -> Config:
@@ -45,48 +35,30 @@ def check_start(config: Config) -> None:
     if Path(config.node.run_dir).exists() or not is_for_another():
         check_directory(Path(config.node.run_dir), key="node.run_dir")
     if config.broker is not None:
-        _check_broker(config.broker)
+        from sealane.daemon.broker.check import check_broker  # noqa: PLC0415
+
+        check_broker(config.broker)
     if config.enrolment is not None:
         _check_enrolment(config.enrolment, own_anchor=_own_anchor(config))
     if config.target is not None:
-        directory = Path(config.target_directory)
-        is_made = is_state_made or not directory.is_relative_to(state_dir)
-        if STORE_KINDS[config.target.store].is_kept and is_made:
-            check_directory(directory, key="target.directory", is_shared=True)
-        for device in config.target.namespaces:
-            if not Path(device).exists():
-                # A drive that is gone may come back.
-                raise UnavailableError(
-                    "target.namespace.missing", f"target.namespaces {device}: does not exist"
-                )
-        for subsystem in config.target.subsystems:
-            read_host_secrets(subsystem)
+        from sealane.daemon.target.check import check_target  # noqa: PLC0415
+
+        check_target(config, config.target, is_state_made=is_state_made)
     if config.fabric is not None and config.fabric.jobs is not None:
         JobsDirectory(Path(config.fabric.jobs.run_dir)).check()
     if config.gateway is not None:
+        from sealane.daemon.gateway.third_parties import third_party_of  # noqa: PLC0415
+
         for party in config.gateway.third_party:
             third_party_of(party)
-
-
-def _check_broker(config: BrokerConfig) -> None:
-    check_policy_file(config)
-    if config.hsm is None:
-        key = bytearray(read_key(config))
-        wipe(key)
-    else:
-        read_secret(config.hsm.pin_file, key="broker.hsm.pin_file")
-    roots_of(config.tpm_roots, "broker.tpm_roots")
-    roots_of(config.card_roots, "broker.card_roots")
-    if config.etcd is not None:
-        etcd_credentials(config.etcd)
-    if config.collateral_dir is not None:
-        read_items(Path(config.collateral_dir))
 
 
 def _own_anchor(config: Config) -> Path | None:
     """Return where this daemon's own broker will write its trust anchor."""
     if config.broker is None:
         return None
+    from sealane.daemon.broker.role import TRUST_ANCHOR_NAME  # noqa: PLC0415
+
     return Path(config.node.state_dir) / TRUST_ANCHOR_NAME
 
 

@@ -1,6 +1,7 @@
 """Composition root: starts the roles of one daemon in order, drains them in reverse.
 
 Order: metrics, broker, target, gateway, fabric, Unix socket. A role depends only on earlier ones.
+A role is imported where it starts: half of a start's processor time is imports.
 """
 
 import asyncio
@@ -13,11 +14,7 @@ from typing import Any
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from sealane.daemon.broker.role import start_broker
 from sealane.daemon.config import Config
-from sealane.daemon.fabric.role import start_fabric
-from sealane.daemon.gateway.last_flush import FLUSH_SECONDS, LEAVE_SECONDS
-from sealane.daemon.gateway.role import start_gateway
 from sealane.daemon.node.drain import NodeDrain
 from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.role_context import RoleContext
@@ -30,7 +27,6 @@ from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.daemon.runtime.notify import Notifier
 from sealane.daemon.runtime.servers import local_door, new_server, running
 from sealane.daemon.runtime.space import SPACE_SERVICES, SpaceWatch
-from sealane.daemon.target.role import start_target
 from sealane.errors import Error
 from sealane.protocol.v1 import nodes_pb2_grpc
 
@@ -120,7 +116,11 @@ class Daemon:
         """Seconds that a stop may wait for messages in flight and for targets."""
         config = self._context.config
         messages = 0 if config.fabric is None else config.fabric.drain_timeout_seconds
-        return messages + (0 if config.gateway is None else LEAVE_SECONDS + 4 * FLUSH_SECONDS)
+        if config.gateway is None:
+            return messages
+        from sealane.daemon.gateway.last_flush import FLUSH_SECONDS, LEAVE_SECONDS  # noqa: PLC0415
+
+        return messages + LEAVE_SECONDS + 4 * FLUSH_SECONDS
 
     async def drain(self) -> None:
         """Let work in flight finish, while everything else still answers."""
@@ -143,12 +143,20 @@ class Daemon:
             self._stack.callback(server.close)
             context.addresses["metrics"] = server.address
         if config.broker is not None:
+            from sealane.daemon.broker.role import start_broker  # noqa: PLC0415
+
             await start_broker(config.broker, context)
         if config.target is not None:
+            from sealane.daemon.target.role import start_target  # noqa: PLC0415
+
             await start_target(config.target, context)
         if config.gateway is not None:
+            from sealane.daemon.gateway.role import start_gateway  # noqa: PLC0415
+
             await start_gateway(config.gateway, context)
         if config.fabric is not None:
+            from sealane.daemon.fabric.role import start_fabric  # noqa: PLC0415
+
             await start_fabric(config.fabric, context)
         await self._start_local()
 
