@@ -34,26 +34,18 @@ async def send_to_all(
         raise UsageError(
             "session.post.elsewhere", "the sessions have different regions: see region_of"
         )
-    ended = await asyncio.gather(
-        *(
-            session.send(
+
+    async def outcome(session: Session) -> Sent | SessionError:
+        try:
+            return await session.send(
                 data,
                 reliability=reliability,
                 immediate=immediate,
                 priority=priority,
                 deadline_seconds=deadline_seconds,
             )
-            for session in sessions
-        ),
-        return_exceptions=True,
-    )
-    results: list[Sent | SessionError] = []
-    for one in ended:
-        if isinstance(one, SessionError):
+        except SessionError as error:
             # The frames of a traceback would hold `data` as long as somebody keeps the result.
-            results.append(one.with_traceback(None))
-        elif isinstance(one, BaseException):
-            raise one
-        else:
-            results.append(one)
-    return results
+            return error.with_traceback(None)
+
+    return await asyncio.gather(*map(outcome, sessions))
