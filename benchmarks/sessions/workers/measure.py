@@ -51,12 +51,20 @@ class Run:
     sender_path_nanos: int
     receiver_own_nanos: int
     receiver_path_nanos: int
+    waited_nanos: int
+    """Time in which these threads could have run and no core was free."""
     send_calls: int
 
     @property
     def goodput(self) -> float:
         """Payload, bit/s."""
         return self.payload_bytes * 8 / self.seconds
+
+    @property
+    def processor_nanos(self) -> int:
+        """Processor time of all threads of both ends."""
+        own = self.sender_own_nanos + self.receiver_own_nanos
+        return own + self.sender_path_nanos + self.receiver_path_nanos
 
     @property
     def loss(self) -> float:
@@ -116,13 +124,14 @@ class _End:
             name = (_TASKS / task / "comm").read_text()
             (self.paths if name.startswith("sealane-paths") else self.own).append(task)
 
-    def nanos(self) -> tuple[int, int]:
-        """Return the processor time of its own thread and of its path threads."""
+    def nanos(self) -> tuple[int, int, int]:
+        """Return the processor time of its own thread and of its path threads, and all waits."""
 
-        def spent(tasks: list[str]) -> int:
-            return sum(int((_TASKS / task / "schedstat").read_text().split()[0]) for task in tasks)
+        def spent(tasks: list[str], what: int) -> int:
+            found = ((_TASKS / task / "schedstat").read_text().split()[what] for task in tasks)
+            return sum(map(int, found))
 
-        return spent(self.own), spent(self.paths)
+        return spent(self.own, 0), spent(self.paths, 0), spent(self.own + self.paths, 1)
 
 
 def _posted(end: _End, post: Callable[[int], object]) -> Iterator[int]:
@@ -178,7 +187,7 @@ def run(shape: Shape) -> Run:
             messages += turn()
         after = sender.ring.statistics()
         ended = (sender.nanos(), receiver.nanos())
-        (own, path), (far_own, far_path) = (
+        (own, path, wait), (far_own, far_path, far_wait) = (
             [late - early for early, late in zip(*pair, strict=True)]
             for pair in zip(nanos, ended, strict=True)
         )
@@ -191,6 +200,7 @@ def run(shape: Shape) -> Run:
             sender_path_nanos=path,
             receiver_own_nanos=far_own,
             receiver_path_nanos=far_path,
+            waited_nanos=wait + far_wait,
             send_calls=after["send_calls"] - counters["send_calls"],
         )
 
