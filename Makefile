@@ -223,6 +223,10 @@ bench-sessions-fairness: build ## how jobs, sessions and priorities share a fabr
 bench-sessions-threads: build ## rate of a session by path threads, message size and chunk (Cargo; 10 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions threads $(ARGS)
 
+.PHONY: bench-sessions-workers
+bench-sessions-workers: build ## goodput of a session by path threads, modelled from costs measured here (a minute)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions workers $(ARGS)
+
 .PHONY: image
 image: deb ## OCI image of the Debian package in dist/ (root; 2 minutes)
 	rm -f dist/sealane_*.oci.tar

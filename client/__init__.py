@@ -5,6 +5,7 @@ from sealane.client.calls import translated
 from sealane.client.connection import Client, NodeStatus, SpaceStatus, connect
 from sealane.client.disk import Disk, DiskHandle
 from sealane.client.disk_queues import FrontEnd
+from sealane.client.fan_out import send_to_all
 from sealane.client.grants import listen_session, listen_sessions, open_session
 from sealane.client.listener import Listener
 from sealane.client.messages import (
@@ -54,6 +55,7 @@ __all__ = [
     "listen_session",
     "listen_sessions",
     "open_session",
+    "send_to_all",
     "translated",
     "wait_all",
 ]

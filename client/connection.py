@@ -136,7 +136,7 @@ class Client:
         self,
         display_name: str,
         *,
-        region_bytes: int,
+        region_bytes: int = 0,
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
@@ -145,6 +145,7 @@ class Client:
         peer_tenant: str = "",
         secret: bytes = b"",
         early: bool = False,
+        region_of: Session | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
         return open_session(
@@ -160,17 +161,19 @@ class Client:
             peer_tenant=peer_tenant,
             secret=secret,
             early=early,
+            region_of=region_of,
         )
 
     def listen_session(
         self,
         display_name: str,
         *,
-        region_bytes: int,
+        region_bytes: int = 0,
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
         early: bool = False,
+        region_of: Session | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
         return listen_session(
@@ -182,18 +185,20 @@ class Client:
             peer_tenants=peer_tenants,
             secret=secret,
             early=early,
+            region_of=region_of,
         )
 
     def listen_sessions(
         self,
         display_name: str,
         *,
-        region_bytes: int,
+        region_bytes: int = 0,
         backlog: int = 2,
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
         early: bool = False,
+        region_of: Session | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Listener]:
         """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
         return listen_sessions(
@@ -206,6 +211,7 @@ class Client:
             peer_tenants=peer_tenants,
             secret=secret,
             early=early,
+            region_of=region_of,
         )
 
     async def node(self) -> nodes_pb2.Node:

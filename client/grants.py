@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sealane._native import JobRing
+from sealane._native import JobRing, Region
 from sealane.client.calls import sayable, translated
 from sealane.client.listener import Listener, check_backlog
 from sealane.client.session import Session
@@ -38,7 +38,7 @@ async def open_session(
     sessions: "SessionsAsyncStub",
     display_name: str,
     *,
-    region_bytes: int,
+    region_bytes: int = 0,
     peer_node: str,
     peer_address: str,
     rate_bits_per_second: int,
@@ -47,6 +47,7 @@ async def open_session(
     peer_tenant: str = "",
     secret: bytes = b"",
     early: bool = False,
+    region_of: Session | None = None,
     directory: str = "",
 ) -> AsyncIterator[Session]:
     """Open a session to the listener of that name at the peer; close it on leaving the block.
@@ -60,7 +61,9 @@ async def open_session(
     that a message of up to ten packets is acknowledged two round trips after the call if its
     receive is posted by then; if no path answers in time, the session ends. Without effect where
     the fabric finds its unit by itself.
-    `directory`: where a relative path of the ring socket begins.
+    `region_of`: an open session of this process whose region this one shares, instead of one of
+    `region_bytes`: arrays in it belong to both. `directory`: where a relative path of the ring
+    socket begins.
     """
     job_token = await introduce(sessions, directory)
     with sayable(_REQUEST_RANGE):
@@ -68,6 +71,7 @@ async def open_session(
             job_token=job_token,
             display_name=display_name,
             region_bytes=region_bytes,
+            region_of=_name_of(region_of),
             peer_node=peer_node,
             peer_address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
@@ -86,7 +90,7 @@ async def open_session(
             if error.reason != ABSENT or not is_early:
                 raise
         await asyncio.sleep(_LISTENER_POLL_SECONDS)
-    with contextlib.closing(Session(await fetch_ring(grant, directory), grant.session)) as session:
+    with contextlib.closing(await _taken(grant, directory, region_of)) as session:
         yield session
 
 
@@ -95,11 +99,12 @@ async def listen_session(
     sessions: "SessionsAsyncStub",
     display_name: str,
     *,
-    region_bytes: int,
+    region_bytes: int = 0,
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
     early: bool = False,
+    region_of: Session | None = None,
     directory: str = "",
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block.
@@ -108,20 +113,20 @@ async def listen_session(
     tenant), and its job must know `secret` (16 to 64 bytes; empty: any job). Other offers are
     refused, and the listener goes on waiting. `early`: return once the peers have agreed on keys,
     so that a receive can be posted before a path has answered; the session then ends, and the
-    listener with it, if none answers in time. `directory`: where a relative path of the ring socket
-    begins.
+    listener with it, if none answers in time. `region_of`, `directory`: as in `open_session`.
     """
     request = await _listen_request(
         sessions,
         directory,
         display_name=display_name,
         region_bytes=region_bytes,
+        region_of=_name_of(region_of),
         peer_nodes=peer_nodes,
         peer_tenants=peer_tenants,
         secret=secret,
         early=early,
     )
-    with contextlib.closing(await _accepted(sessions, request, directory)) as session:
+    with contextlib.closing(await _accepted(sessions, request, directory, region_of)) as session:
         yield session
 
 
@@ -130,18 +135,19 @@ async def listen_sessions(
     sessions: "SessionsAsyncStub",
     display_name: str,
     *,
-    region_bytes: int,
+    region_bytes: int = 0,
     backlog: int = 2,
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
     early: bool = False,
+    region_of: Session | None = None,
     directory: str = "",
 ) -> AsyncIterator[Listener]:
     """Accept sessions of this name from many peers: `accept` returns one after the other.
 
-    `backlog` listeners wait at the fabric at any time, each with a region of its own. Otherwise
-    as `listen_session`.
+    `backlog` listeners wait at the fabric at any time, each with a region of its own, unless
+    `region_of` gives them one. Otherwise as `listen_session`.
     """
     check_backlog(backlog)
     request = await _listen_request(
@@ -149,6 +155,7 @@ async def listen_sessions(
         directory,
         display_name=display_name,
         region_bytes=region_bytes,
+        region_of=_name_of(region_of),
         peer_nodes=peer_nodes,
         peer_tenants=peer_tenants,
         secret=secret,
@@ -158,7 +165,7 @@ async def listen_sessions(
     async def accepted() -> Session:
         while True:
             try:
-                return await _accepted(sessions, request, directory)
+                return await _accepted(sessions, request, directory, region_of)
             except Error as error:
                 # The peer has left again before this job took its end.
                 if error.reason != RING_REFUSED:
@@ -178,11 +185,25 @@ async def _listen_request(
 
 
 async def _accepted(
-    sessions: "SessionsAsyncStub", request: sessions_pb2.ListenSessionRequest, directory: str
+    sessions: "SessionsAsyncStub",
+    request: sessions_pb2.ListenSessionRequest,
+    directory: str,
+    region_of: Session | None,
 ) -> Session:
     with translated(_FABRIC):
         grant = await sessions.ListenSession(request)
-    return Session(await fetch_ring(grant, directory), grant.session)
+    return await _taken(grant, directory, region_of)
+
+
+def _name_of(session: Session | None) -> str:
+    return "" if session is None else session.session.name
+
+
+async def _taken(
+    grant: sessions_pb2.SessionGrant, directory: str, region_of: Session | None
+) -> Session:
+    region = None if region_of is None else region_of.ring.region
+    return Session(await fetch_ring(grant, directory, region), grant.session)
 
 
 async def _granted(
@@ -232,8 +253,12 @@ async def _asked(ring_socket: str, token: bytes) -> AsyncIterator[socket.socket]
             ) from error
 
 
-async def fetch_ring(grant: sessions_pb2.SessionGrant, directory: str = "") -> JobRing:
+async def fetch_ring(
+    grant: sessions_pb2.SessionGrant, directory: str = "", shared: Region | None = None
+) -> JobRing:
     """Redeem a grant at the fabric's ring socket; `directory` as in `introduce`.
+
+    `shared`: the region that the session shares with another one.
 
     Raises UnavailableError if the token is spent or too old, or the socket isn't served.
     """
@@ -247,7 +272,7 @@ async def fetch_ring(grant: sessions_pb2.SessionGrant, directory: str = "") -> J
             RING_REFUSED, "the fabric does not know this grant: it is spent or too old"
         )
     region, submission, completion, doorbell, call = descriptors
-    return JobRing(region, submission, completion, doorbell, call)
+    return JobRing(region, submission, completion, doorbell, call, region=shared)
 
 
 def _receive_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:

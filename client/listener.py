@@ -14,8 +14,8 @@ BACKLOG_MAX: Final = 64
 class Listener:
     """Accepts one session after the other; each belongs to the caller, who closes it.
 
-    `backlog` listeners wait at the fabric, each with a region of its own, so that as many peers can
-    connect before the next `accept`.
+    `backlog` listeners wait at the fabric, so that as many peers can connect before the next
+    `accept`.
     """
 
     def __init__(self, listen: Callable[[], Coroutine[Any, Any, Session]], backlog: int) -> None:

@@ -12,13 +12,15 @@ share objects. The errors are those of `sealane.client`.
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from sealane.client import connection, operation
+from sealane.client import connection, fan_out, operation
 from sealane.client.disk import DiskHandle
 from sealane.client.disk_file import DiskFile
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.facade import entered
 from sealane.client.loop import running
+from sealane.client.messages import Reliability, Sent
 from sealane.client.operation import R
 from sealane.client.synchronous import (
     Client,
@@ -32,6 +34,10 @@ from sealane.client.synchronous import (
     StreamOperation,
     Volumes,
 )
+from sealane.errors import SessionError
+
+if TYPE_CHECKING:
+    from sealane.client.messages import Bytes
 
 __all__ = [
     "Client",
@@ -48,6 +54,7 @@ __all__ = [
     "Volumes",
     "connect",
     "open_disk",
+    "send_to_all",
     "wait",
 ]
 
@@ -96,3 +103,27 @@ def wait(posted: Sequence[Operation[R]], *, timeout_seconds: float | None = None
         [one.asynchronous for one in posted], timeout_seconds=timeout_seconds
     )
     return posted[0].loop.run(waiting)
+
+
+def send_to_all(
+    sessions: Sequence[Session],
+    data: "Bytes",
+    *,
+    reliability: Reliability | None = None,
+    immediate: int | None = None,
+    priority: int = 0,
+    deadline_seconds: float | None = None,
+) -> list[Sent | SessionError]:
+    """Send `data` over each of these sessions of one client, as `sealane.client.send_to_all`."""
+    if not sessions:
+        return []
+    return sessions[0].loop.run(
+        fan_out.send_to_all(
+            [session.asynchronous for session in sessions],
+            data,
+            reliability=reliability,
+            immediate=immediate,
+            priority=priority,
+            deadline_seconds=deadline_seconds,
+        )
+    )

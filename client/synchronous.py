@@ -497,8 +497,8 @@ class Session(Facade):
 class Listener(Facade):
     """Accepts one session after the other; each belongs to the caller, who closes it.
 
-    `backlog` listeners wait at the fabric, each with a region of its own, so that as many peers can
-    connect before the next `accept`.
+    `backlog` listeners wait at the fabric, so that as many peers can connect before the next
+    `accept`.
     """
 
     asynchronous: async_listener.Listener
@@ -695,7 +695,7 @@ class Client(Facade):
         self,
         display_name: str,
         *,
-        region_bytes: int,
+        region_bytes: int = 0,
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
@@ -704,6 +704,7 @@ class Client(Facade):
         peer_tenant: str = "",
         secret: bytes = b"",
         early: bool = False,
+        region_of: Session | None = None,
     ) -> contextlib.AbstractContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
         return entered(
@@ -719,6 +720,7 @@ class Client(Facade):
                 peer_tenant=peer_tenant,
                 secret=secret,
                 early=early,
+                region_of=None if region_of is None else region_of.asynchronous,
             ),
             Session,
         )
@@ -727,11 +729,12 @@ class Client(Facade):
         self,
         display_name: str,
         *,
-        region_bytes: int,
+        region_bytes: int = 0,
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
         early: bool = False,
+        region_of: Session | None = None,
     ) -> contextlib.AbstractContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
         return entered(
@@ -743,6 +746,7 @@ class Client(Facade):
                 peer_tenants=peer_tenants,
                 secret=secret,
                 early=early,
+                region_of=None if region_of is None else region_of.asynchronous,
             ),
             Session,
         )
@@ -751,12 +755,13 @@ class Client(Facade):
         self,
         display_name: str,
         *,
-        region_bytes: int,
+        region_bytes: int = 0,
         backlog: int = 2,
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
         early: bool = False,
+        region_of: Session | None = None,
     ) -> contextlib.AbstractContextManager[Listener]:
         """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
         return entered(
@@ -769,6 +774,7 @@ class Client(Facade):
                 peer_tenants=peer_tenants,
                 secret=secret,
                 early=early,
+                region_of=None if region_of is None else region_of.asynchronous,
             ),
             Listener,
         )

@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "field": "benchmarks.sessions.field.command",
     "fairness": "benchmarks.sessions.fairness.command",
     "threads": "benchmarks.sessions.threads_command",
+    "workers": "benchmarks.sessions.workers.command",
 }
 
 

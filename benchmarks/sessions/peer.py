@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from sealane._native import JobRing, SessionEndpoint
+from sealane._native import JobRing, SessionEndpoint, SharedRegion
 
 MESSAGE_BYTES: Final = 1 << 18
 SLOTS: Final = 8
@@ -22,7 +22,7 @@ IDLE_NANOS: Final = 10_000_000_000
 def _end(part: dict[str, object]) -> tuple[SessionEndpoint, JobRing]:
     endpoint = SessionEndpoint(
         [f"{part['address']}:0"],
-        MESSAGE_BYTES * SLOTS,
+        SharedRegion(MESSAGE_BYTES * SLOTS),
         unit_bytes=int(str(part["unit_bytes"])),
         slots=SLOTS,
     )

@@ -12,10 +12,10 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from sealane._native import JobAccount, SharedLine, UserAccount
+from sealane._native import JobAccount, SharedLine, SharedRegion, UserAccount
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.errors import UnavailableError, UsageError
 
@@ -39,9 +39,9 @@ class User:
     jobs: "list[Job]" = field(default_factory=list)
 
     @property
-    def regions(self) -> list[int]:
-        """Region bytes of the open sessions and listeners of all its jobs."""
-        return [size for job in self.jobs for size in job.regions.values()]
+    def regions(self) -> list[SharedRegion]:
+        """Region of each open session and listener of all its jobs."""
+        return [region for job in self.jobs for region in job.regions.values()]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,8 +57,8 @@ class Job:
     account: JobAccount
     """Its sessions' use of the shared rate, and their operations."""
     pidfd: int
-    regions: dict[str, int] = field(default_factory=dict)
-    """Region bytes of its open sessions and listeners, by name."""
+    regions: dict[str, SharedRegion] = field(default_factory=dict)
+    """Regions of its open sessions and listeners, by name; some may share one."""
 
     @property
     def is_gone(self) -> bool:
@@ -66,6 +66,11 @@ class Job:
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         return bool(poller.poll(0))
+
+
+def memory_of(regions: Iterable[SharedRegion]) -> int:
+    """Return the bytes of these regions; one that sessions share counts once."""
+    return sum(region.size_bytes for region in set(regions))
 
 
 class Jobs:

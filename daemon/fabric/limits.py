@@ -3,7 +3,8 @@
 import itertools
 from dataclasses import dataclass
 
-from sealane.daemon.fabric.jobs import Job
+from sealane._native import SharedRegion
+from sealane.daemon.fabric.jobs import Job, memory_of
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.units import UNIT_BYTES_MIN, UNIT_CANDIDATES_MAX
 from sealane.daemon.runtime.config_types import peer_address
@@ -28,14 +29,32 @@ class Limits:
                 f"display name of {len(display_name)} characters; allowed: 1 to {DISPLAY_NAME_MAX}",
             )
 
-    def check_region(self, region_bytes: int) -> None:
-        """UsageError for a region size that no session may have."""
+    def region(self, job: Job, *, region_bytes: int, region_of: str) -> int | SharedRegion:
+        """Return the size in bytes of a new region, or the region of the job's session to share.
+
+        UsageError for a size that no session may have, or if the job has no such session.
+        """
+        if region_of:
+            shared = job.regions.get(region_of)
+            if shared is None:
+                raise UsageError(
+                    "session.region.absent",
+                    f"this job has no session {region_of[:_SHOWN_MAX]!r} whose region another "
+                    "could share",
+                )
+            if region_bytes not in (0, shared.size_bytes):
+                raise UsageError(
+                    "session.region.range",
+                    f"region of {region_bytes} bytes; the one to share has {shared.size_bytes}",
+                )
+            return shared
         if not REGION_BYTES_MIN <= region_bytes <= self.settings.region_bytes_max:
             raise UsageError(
                 "session.region.range",
                 f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
                 f"{self.settings.region_bytes_max} (fabric.region_bytes_max)",
             )
+        return region_bytes
 
     def check_peer_address(self, address: str) -> None:
         """UsageError unless it is host and port: a job must not make the fabric call others."""
@@ -100,8 +119,12 @@ class Limits:
                 "one, or raise fabric.sessions_max",
             )
 
-    def check_job(self, job: Job, *, region_bytes: int) -> None:
-        """UnavailableError if the sessions of the job or its user leave no room for another."""
+    def check_job(self, job: Job, *, region: int | SharedRegion) -> None:
+        """UnavailableError if the sessions of the job or its user leave no room for another.
+
+        `region`: the size of a new one in bytes, or one that a session of the job has already.
+        """
+        region_bytes = 0 if isinstance(region, SharedRegion) else region
         _check_owner(
             job.name,
             [*job.regions.values()],
@@ -120,7 +143,7 @@ class Limits:
 
 
 def _check_owner(
-    owner: str, regions: list[int], limits: JobLimits, *, region_bytes: int, key: str
+    owner: str, regions: list[SharedRegion], limits: JobLimits, *, region_bytes: int, key: str
 ) -> None:
     if len(regions) >= limits.sessions:
         raise UnavailableError(
@@ -128,7 +151,7 @@ def _check_owner(
             f"{owner} has {limits.sessions} sessions open or waiting for a peer: close "
             f"one, or raise {key}.sessions",
         )
-    used = sum(regions)
+    used = memory_of(regions)
     if used + region_bytes > limits.region_bytes:
         raise UnavailableError(
             "session.limit.region_bytes",

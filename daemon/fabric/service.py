@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from sealane._native import Permit, SessionEndpoint
+from sealane._native import Permit, SessionEndpoint, SharedRegion
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.config import UNIT_BYTES
@@ -179,7 +179,8 @@ class FabricService:
         *,
         job_token: bytes,
         display_name: str,
-        region_bytes: int,
+        region_bytes: int = 0,
+        region_of: str = "",
         peer_tenants: tuple[str, ...] = (),
         peer_nodes: tuple[str, ...] = (),
         secret: bytes = b"",
@@ -188,27 +189,28 @@ class FabricService:
     ) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting.
 
-        The job must be one of user `uid` (None: of any).
+        The job must be one of user `uid` (None: of any). `region_of`: a session of the job whose
+        region this one shares, instead of one of `region_bytes`.
 
         The peer must be one of `peer_nodes` (empty: all) of `peer_tenants` (empty: this fabric's),
         and its job must know `secret`. Offers of others are refused, and the listener keeps
         waiting. `early`: see `open`.
         """
         self._limits.check_name(display_name)
-        self._limits.check_region(region_bytes)
+        job = self.jobs.of(job_token, uid=uid)
+        # Also if the session that has it ends before a peer comes.
+        region = self._limits.region(job, region_bytes=region_bytes, region_of=region_of)
         with admission(
             own_tenant=self._own().tenant, tenants=peer_tenants, nodes=peer_nodes, secret=secret
         ) as admitted:
-            return await self._listen(
-                job_token, uid, display_name, region_bytes, admitted, early=early
-            )
+            return await self._listen(job_token, uid, display_name, region, admitted, early=early)
 
     async def _listen(
         self,
         job_token: bytes,
         uid: int | None,
         display_name: str,
-        region_bytes: int,
+        region: int | SharedRegion,
         admitted: Admission,
         *,
         early: bool,
@@ -229,7 +231,7 @@ class FabricService:
             session = self._register(
                 job,
                 display_name,
-                region_bytes,
+                region,
                 is_initiator=False,
                 unit_bytes=unit_bytes,
                 admitted=admitted,
@@ -256,10 +258,11 @@ class FabricService:
         *,
         job_token: bytes,
         display_name: str,
-        region_bytes: int,
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
+        region_bytes: int = 0,
+        region_of: str = "",
         via_addresses: tuple[str, ...] = (),
         peer_tenant: str = "",
         secret: bytes = b"",
@@ -268,17 +271,18 @@ class FabricService:
     ) -> Grant:
         """Open a session to a peer's listener of that name; `peer_tenant` empty: this fabric's own.
 
-        The job must be one of user `uid` (None: of any). `secret`: what the listener's job must
-        know. `early`: return once the peers have keys, before a path has answered, unless the unit
-        is still to be found; a path that does not answer in time ends the session then. Raises
-        UsageError for values out of range, UnavailableError if a limit is reached, the peer has no
-        listener (for this fabric) or the path is not validated in time, VerificationError if the
-        exchange was tampered with, the peer is another tenant's or its job has another secret.
+        The job must be one of user `uid` (None: of any). `region_of`: as in `listen`. `secret`:
+        what the listener's job must know. `early`: return once the peers have keys, before a path
+        has answered, unless the unit is still to be found; a path that does not answer in time ends
+        the session then. Raises UsageError for values out of range, UnavailableError if a limit is
+        reached, the peer has no listener (for this fabric) or the path is not validated in time,
+        VerificationError if the exchange was tampered with, the peer is another tenant's or its job
+        has another secret.
         """
         self.drain.check()
         job = self.jobs.of(job_token, uid=uid)
         self._limits.check_name(display_name)
-        self._limits.check_region(region_bytes)
+        region = self._limits.region(job, region_bytes=region_bytes, region_of=region_of)
         self._limits.check_rate(rate_bits_per_second)
         self._limits.check_share(rate_bits_per_second)
         self._limits.check_peer_address(peer_address)
@@ -296,14 +300,16 @@ class FabricService:
                 admission=admitted,
                 early=early,
             )
-            return await self._open(job, display_name, region_bytes, target)
+            return await self._open(job, display_name, region, target)
 
-    async def _open(self, job: Job, display_name: str, region_bytes: int, target: _Target) -> Grant:
+    async def _open(
+        self, job: Job, display_name: str, region: int | SharedRegion, target: _Target
+    ) -> Grant:
         units = self._units(target.via_addresses[0] if target.via_addresses else target.address)
         session = self._register(
             job,
             display_name,
-            region_bytes,
+            region,
             is_initiator=True,
             unit_bytes=units[0],
             admitted=target.admission,
@@ -656,22 +662,23 @@ class FabricService:
         self,
         job: Job,
         display_name: str,
-        region_bytes: int,
+        region: int | SharedRegion,
         *,
         is_initiator: bool,
         unit_bytes: int,
         admitted: Admission,
     ) -> Session:
         self._limits.check_count(len(self._sessions))
-        self._limits.check_job(job, region_bytes=region_bytes)
+        self._limits.check_job(job, region=region)
         settings = self.settings
         pinned = sum(session.pinned_bytes for session in self._sessions.values())
         try:
+            memory = region if isinstance(region, SharedRegion) else SharedRegion(region)
             endpoint = SessionEndpoint(
                 bind_addresses(
                     settings.listen_data, settings.paths, settings.wires, settings.verbs_mode
                 ),
-                region_bytes,
+                memory,
                 settings.ring_entries,
                 unit_bytes=unit_bytes,
                 chunk_units=settings.chunk_units,
@@ -694,7 +701,7 @@ class FabricService:
         )
         session = Session(identity, endpoint, job=job, admission=admitted, on_closed=self._retire)
         self._sessions[identity.name] = session
-        job.regions[identity.name] = region_bytes
+        job.regions[identity.name] = memory
         return session
 
     def _retire(self, session: Session) -> None:

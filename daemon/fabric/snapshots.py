@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from sealane.daemon.fabric.jobs import Job, Jobs
+from sealane.daemon.fabric.jobs import Job, Jobs, memory_of
 from sealane.daemon.fabric.session import Session
 from sealane.daemon.runtime.logs import get_logger
 
@@ -46,7 +46,7 @@ def job_usage(job: Job) -> dict[str, int]:
     """Return what a job uses and has used, by metric name."""
     return {
         "sessions": len(job.regions),
-        "region_bytes": sum(job.regions.values()),
+        "region_bytes": memory_of(job.regions.values()),
         **job.account.usage(),
     }
 

@@ -333,6 +333,7 @@ class ListenSessionRequest(message.Message):
     PEER_TENANTS_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
     EARLY_FIELD_NUMBER: builtins.int
+    REGION_OF_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     job_token: builtins.bytes
@@ -340,6 +341,8 @@ class ListenSessionRequest(message.Message):
     secret: builtins.bytes
     """16 to 64 bytes that the opener's job must know; empty: no secret"""
     early: builtins.bool
+    """as in OpenSessionRequest"""
+    region_of: builtins.str
     """as in OpenSessionRequest"""
     @builtins.property
     def peer_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -359,10 +362,11 @@ class ListenSessionRequest(message.Message):
         peer_tenants: abc.Iterable[builtins.str] | None = ...,
         secret: builtins.bytes = ...,
         early: builtins.bool = ...,
+        region_of: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "region_of", b"region_of", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,6 +384,7 @@ class OpenSessionRequest(message.Message):
     PEER_TENANT_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
     EARLY_FIELD_NUMBER: builtins.int
+    REGION_OF_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     peer_node: builtins.str
@@ -396,6 +401,10 @@ class OpenSessionRequest(message.Message):
     early: builtins.bool
     """Answer as soon as the peers have keys, before a path has answered, if the unit is fixed. A path
     that does not answer in time ends the session.
+    """
+    region_of: builtins.str
+    """A session of the same job whose region this one shares; region_bytes is 0 then, or its size.
+    Empty: a new region of region_bytes.
     """
     @builtins.property
     def via_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -416,10 +425,11 @@ class OpenSessionRequest(message.Message):
         peer_tenant: builtins.str = ...,
         secret: builtins.bytes = ...,
         early: builtins.bool = ...,
+        region_of: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "region_of", b"region_of", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,6 +77,15 @@ class WireAddress:
     def mtu_bytes(self) -> int | None: ...
 
 @final
+class SharedRegion:
+    # The daemon's handle on a region; sessions of one job may share it. Its memory is freed once
+    # neither this, nor a session, nor a job's mapping of it is left. ValueError: 0 bytes; OSError:
+    # no memory or descriptor.
+    def __new__(cls, size_bytes: int) -> Self: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+@final
 class SessionEndpoint:
     # The daemon's handle on one session: a UDP socket or queue pair for each path that it may use,
     # the sealed shared memories, and a worker thread. To bind: address:port,
@@ -86,7 +95,7 @@ class SessionEndpoint:
     def __new__(
         cls,
         bind_addresses: list[str],
-        region_bytes: int,
+        region: SharedRegion,
         ring_entries: int = 256,
         *,
         unit_bytes: int = 1408,
@@ -240,7 +249,8 @@ class ChunkBitmap:
 
 @final
 class JobRing:
-    # The job's side of a session. Takes over the five descriptors.
+    # The job's side of a session. Takes over the five descriptors. `region`: that of another
+    # session, which shares it, so that arrays in it belong to both; OSError if it is another one.
     def __new__(
         cls,
         region_fd: int,
@@ -248,6 +258,8 @@ class JobRing:
         completion_fd: int,
         doorbell_fd: int,
         call_fd: int,
+        *,
+        region: Region | None = None,
     ) -> Self: ...
     @property
     def region(self) -> Region: ...

@@ -595,6 +595,7 @@ ReasonId = Literal[
     "session.post.range",
     "session.post.reliability",
     "session.rate.range",
+    "session.region.absent",
     "session.region.array",
     "session.region.full",
     "session.region.range",

@@ -146,7 +146,7 @@ async def test_a_rank_that_leaves_while_others_join_ends_the_group(
     fetch = grants.fetch_ring
     fetched = 0
 
-    async def fetch_late(grant: sessions_pb2.SessionGrant, directory: str) -> JobRing:
+    async def fetch_late(grant: sessions_pb2.SessionGrant, *where: Any) -> JobRing:
         nonlocal fetched
         fetched += 1
         if fetched == 1:
@@ -155,7 +155,7 @@ async def test_a_rank_that_leaves_while_others_join_ends_the_group(
         else:
             # The failed rank's other session is granted, but not fetched yet.
             await asyncio.sleep(0.3)
-        return await fetch(grant, directory)
+        return await fetch(grant, *where)
 
     monkeypatch.setattr(grants, "fetch_ring", fetch_late)
 
@@ -174,7 +174,7 @@ async def test_a_rank_whose_send_is_lost_does_not_wait_for_what_it_would_receive
     fetch = grants.fetch_ring
     reducing = asyncio.Event()
 
-    async def fetch_late(grant: sessions_pb2.SessionGrant, directory: str) -> JobRing:
+    async def fetch_late(grant: sessions_pb2.SessionGrant, *where: Any) -> JobRing:
         if grant.session.peer_node == "site-0":
             if grant.session.display_name.endswith("/1-0"):
                 # Rank 1 never has this session, from which rank 0 receives.
@@ -182,7 +182,7 @@ async def test_a_rank_whose_send_is_lost_does_not_wait_for_what_it_would_receive
             else:
                 await reducing.wait()
                 await asyncio.sleep(0.2)  # Rank 0 has posted its only send by now.
-        return await fetch(grant, directory)
+        return await fetch(grant, *where)
 
     monkeypatch.setattr(grants, "fetch_ring", fetch_late)
 

@@ -164,6 +164,14 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
                 await session.receive(row := session.empty(1000, "int64"))
                 assert (np.from_dlpack(row) == number).all()
 
+    async def receive_ones(name: str) -> None:
+        async with (
+            connect(far.socket) as client,
+            listen_session(client.sessions, name, region_bytes=REGION) as session,
+        ):
+            await session.receive(row := session.empty(1000, "float32"))
+            assert (np.from_dlpack(row) == 1).all()
+
     async def visit() -> None:
         async with connect(near.socket) as client:
             while True:
@@ -180,12 +188,14 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
                         pass
 
     *waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(waiting) == 3
+    assert len(waiting) == 4
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
         visiting = tasks.create_task(visit())
         await asyncio.gather(
             *(run(example) for example in waiting),
             receive_numbers(),
+            receive_ones("left"),
+            receive_ones("right"),
             asyncio.to_thread(exec, blocking, {**names}),
         )
         visiting.cancel()

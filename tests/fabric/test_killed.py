@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane._native import JobRing, SessionEndpoint
+from sealane._native import JobRing, SessionEndpoint, SharedRegion
 from sealane.client.session import Session
 from sealane.errors import SessionError
 from sealane.protocol.v1 import sessions_pb2
@@ -23,10 +23,10 @@ RATE = 4_000_000
 
 FABRIC = f"""
 import socket, sys
-from sealane._native import SessionEndpoint
+from sealane._native import SessionEndpoint, SharedRegion
 
 channel = socket.socket(fileno=int(sys.argv[1]))
-endpoint = SessionEndpoint(["127.0.0.1:0"], {REGION})
+endpoint = SessionEndpoint(["127.0.0.1:0"], SharedRegion({REGION}))
 socket.send_fds(channel, [endpoint.local_addresses[0].encode()], endpoint.take_job_fds())
 endpoint.start(
     peer_addresses=[channel.recv(100).decode()], connection_id_local=1, connection_id_peer=2,
@@ -52,7 +52,7 @@ def fabric() -> Iterator[tuple[int, socket.socket]]:
 
 @pytest.fixture
 def right() -> Iterator[SessionEndpoint]:
-    endpoint = SessionEndpoint(["127.0.0.1:0"], REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], SharedRegion(REGION))
     yield endpoint
     endpoint.close()
 

@@ -13,7 +13,7 @@ from pyroute2.netns import setns
 
 from labs import CLEAN, RunningLab, needs_root, running, wan
 from patience import PATIENCE_SECONDS
-from sealane._native import JobRing, SessionEndpoint
+from sealane._native import JobRing, SessionEndpoint, SharedRegion
 
 pytestmark = needs_root
 
@@ -42,7 +42,7 @@ def open_endpoint(lab: RunningLab, host: str, link: str) -> SessionEndpoint:
 
     def make() -> SessionEndpoint:
         setns(lab.namespace(host), flags=0)
-        return SessionEndpoint([f"{lab.address(host, link)}:0"], MESSAGE_BYTES)
+        return SessionEndpoint([f"{lab.address(host, link)}:0"], SharedRegion(MESSAGE_BYTES))
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(make).result()

@@ -24,7 +24,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from permits import permitted
 from relays import emulator, forger, phantom_queue, switch
-from sealane._native import Completion, JobRing, Permit, SessionEndpoint, Steering
+from sealane._native import Completion, JobRing, Permit, SessionEndpoint, SharedRegion, Steering
 from sealane.daemon.runtime.clock import monotonic_ns
 
 REGION = 4 << 20
@@ -100,7 +100,7 @@ def pair(
     with contextlib.ExitStack() as stack:
         ends = []
         for _ in range(2):
-            endpoint = SessionEndpoint(["127.0.0.1:0"], REGION, ring_entries)
+            endpoint = SessionEndpoint(["127.0.0.1:0"], SharedRegion(REGION), ring_entries)
             stack.callback(endpoint.close)
             end = attach(endpoint)
             stack.callback(os.close, end.submission)
@@ -488,7 +488,7 @@ def test_flooded_doorbell_and_scribbled_memory_harm_nobody_else() -> None:
 
 
 def test_job_can_not_write_what_it_may_only_read() -> None:
-    endpoint = SessionEndpoint(["127.0.0.1:0"], REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], SharedRegion(REGION))
     descriptors = endpoint.take_job_fds()
     try:
         with pytest.raises(PermissionError):
@@ -548,7 +548,7 @@ def map_reopened(descriptor: int) -> None:
     ],
 )
 def test_job_finds_no_other_way_to_write_completions(attack: Callable[[int], None]) -> None:
-    endpoint = SessionEndpoint(["127.0.0.1:0"], REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], SharedRegion(REGION))
     descriptors = endpoint.take_job_fds()
     try:
         before = os.pread(descriptors[2], 4096, 0)
@@ -601,15 +601,16 @@ def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
     "arguments",
     [
         {"region_bytes": 0},
-        {"region_bytes": REGION, "ring_entries": 3},
-        {"region_bytes": REGION, "ring_entries": 1 << 20},
-        {"region_bytes": REGION, "slots": 5},
-        {"region_bytes": REGION, "unit_bytes": 0},
+        {"ring_entries": 3},
+        {"ring_entries": 1 << 20},
+        {"slots": 5},
+        {"unit_bytes": 0},
     ],
 )
 def test_impossible_sizes_are_refused(arguments: dict[str, int]) -> None:
+    sizes = {"region_bytes": REGION, **arguments}
     with pytest.raises(ValueError, match="out of range"):
-        SessionEndpoint(["127.0.0.1:0"], **arguments)
+        SessionEndpoint(["127.0.0.1:0"], SharedRegion(sizes.pop("region_bytes")), **sizes)
 
 
 # Permits: no caller closes these sessions; their own threads check the permit.
@@ -675,3 +676,19 @@ def test_nothing_that_was_submitted_after_a_drain_is_taken() -> None:
             left.ring.post_send(offset=length, length=8, user_data=5)
             found = {done.user_data: done.status for done in left.completions(3)}
             assert found[5] == "draining", found
+
+
+def test_a_ring_of_another_region_is_refused() -> None:
+    shared = SharedRegion(REGION)
+    regions = (shared, shared, SharedRegion(REGION))
+    with contextlib.ExitStack() as stack:
+        first, same, other = [
+            stack.enter_context(contextlib.closing(SessionEndpoint(["127.0.0.1:0"], region)))
+            for region in regions
+        ]
+        ring = stack.enter_context(contextlib.closing(JobRing(*first.take_job_fds())))
+        both = JobRing(*same.take_job_fds(), region=ring.region)
+        stack.callback(both.close)
+        assert both.region is ring.region
+        with pytest.raises(OSError, match="another region"):
+            JobRing(*other.take_job_fds(), region=ring.region)

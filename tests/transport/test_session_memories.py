@@ -8,7 +8,7 @@ import time
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane._native import SessionEndpoint
+from sealane._native import SessionEndpoint, SharedRegion
 
 UNITS = [4032, 1408]
 
@@ -39,7 +39,9 @@ def wait_settled(endpoint: SessionEndpoint) -> tuple[str, str]:
 def test_a_job_keeps_the_memories_that_it_has(*, takes_early: bool) -> None:
     with contextlib.ExitStack() as stack:
         left, right = [
-            stack.enter_context(contextlib.closing(SessionEndpoint(["127.0.0.1:0"], 1 << 20)))
+            stack.enter_context(
+                contextlib.closing(SessionEndpoint(["127.0.0.1:0"], SharedRegion(1 << 20)))
+            )
             for _ in range(2)
         ]
         forward, backward = secrets.token_bytes(32), secrets.token_bytes(32)

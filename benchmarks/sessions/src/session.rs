@@ -12,7 +12,9 @@ use sealane_engine::session::completion::Status;
 use sealane_engine::session::endpoint::{Endpoint, EndpointConfig, StartConfig, State};
 use sealane_engine::session::entry::{Operation, Submission, Terms};
 use sealane_engine::session::job::Job;
+use sealane_engine::session::region::Region;
 use sealane_engine::session::statistics;
+use sealane_engine::session::wire::{Bind, WireAddress};
 use sealane_proto::aead::Secret;
 use sealane_proto::session::{Reliability, SessionKeys, Steering, Units};
 
@@ -66,21 +68,21 @@ impl Shape {
     }
 
     fn endpoint(&self) -> Result<(Endpoint, Job)> {
+        let region = Region::new((self.message * self.in_flight).next_multiple_of(4096))?;
         let config = EndpointConfig {
-            region_bytes: (self.message * self.in_flight).next_multiple_of(4096),
             ring_entries: 256,
             unit_bytes: self.unit,
             chunk_units: self.chunk,
             slots: u16::try_from(self.in_flight.next_power_of_two())?,
         };
-        let bind = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); self.paths];
-        let mut endpoint = Endpoint::new(config, &bind, None)?;
+        let bind = vec![Bind::Udp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))); self.paths];
+        let mut endpoint = Endpoint::new(config, region, &bind, None, 0)?;
         let job = endpoint.take_job_descriptors().context("descriptors")?;
-        let job = Job::attach(job.region, job.submission, job.completion, job.bell)?;
+        let job = Job::attach(job.region, job.submission, job.completion, job.bell, None)?;
         Ok((endpoint, job))
     }
 
-    fn start(&self, endpoint: &mut Endpoint, peer: &[SocketAddr], index: u64) -> Result<()> {
+    fn start(&self, endpoint: &mut Endpoint, peer: &[WireAddress], index: u64) -> Result<()> {
         let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
         let keys = SessionKeys {
             send: secret(index),

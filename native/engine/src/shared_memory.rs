@@ -93,6 +93,12 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
+    /// Whether a descriptor is of this memory.
+    pub fn is_of(&self, file: &OwnedFd) -> io::Result<bool> {
+        let (ours, theirs) = (rustix::fs::fstat(&self.file)?, rustix::fs::fstat(file)?);
+        Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino))
+    }
+
     /// Whether `offset..offset + length` lies inside.
     pub fn contains(&self, offset: u64, length: u64) -> bool {
         offset.checked_add(length).is_some_and(|end| end <= self.len() as u64)
@@ -105,8 +111,9 @@ impl SharedMemory {
     pub fn copy_out(&self, offset: u64, into: &mut [u8]) {
         assert!(self.contains(offset, into.len() as u64), "range was validated at submission");
         // SAFETY: the range lies inside the mapping (asserted), which lives as long as `self`;
-        // `into` is private memory and can't overlap it. The peer may write at the same time: any
-        // mixture of bytes is acceptable, and only this private copy is used afterwards.
+        // `into` is private memory and can't overlap it. The peer may write at the same time, and so
+        // may another session's thread if a job sends from where it receives: any mixture of bytes
+        // is acceptable, and only this private copy is used afterwards.
         unsafe {
             let from = self.map.as_ptr().add(offset as usize);
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
@@ -208,6 +215,14 @@ mod tests {
         let writable = SharedMemory::create("test", 4096, PeerAccess::Writes).unwrap();
         let file = writable.file().try_clone_to_owned().unwrap();
         assert!(SharedMemory::attach(file, PeerAccess::Reads).is_err());
+    }
+
+    #[test]
+    fn only_its_own_file_is_of_a_memory() {
+        let memory = SharedMemory::create("test", 4096, PeerAccess::Writes).unwrap();
+        let other = SharedMemory::create("test", 4096, PeerAccess::Writes).unwrap();
+        assert!(memory.is_of(&memory.file().try_clone_to_owned().unwrap()).unwrap());
+        assert!(!memory.is_of(&other.file().try_clone_to_owned().unwrap()).unwrap());
     }
 
     #[test]

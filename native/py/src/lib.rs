@@ -47,7 +47,8 @@ mod _native {
     use crate::region::{Region, RegionArray};
     #[pymodule_export]
     use crate::session::{
-        Completion, JobAccount, JobRing, SessionEndpoint, SharedLine, Steering, UserAccount,
+        Completion, JobAccount, JobRing, SessionEndpoint, SharedLine, SharedRegion, Steering,
+        UserAccount,
     };
     #[pymodule_export]
     use crate::simulation::{simulate, simulate_ring};

@@ -67,6 +67,10 @@ impl Region {
         let allocator = Mutex::new(Allocator::new(memory.len() as u64));
         Self(Arc::new(RegionMemory { memory, allocator }))
     }
+
+    pub fn memory(&self) -> Arc<SharedMemory> {
+        Arc::clone(&self.0.memory)
+    }
 }
 
 #[pymethods]

@@ -14,6 +14,7 @@ use sealane_engine::session::endpoint::{
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::path_report::PathReport;
+use sealane_engine::session::region;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission, Terms};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
@@ -221,6 +222,23 @@ impl Steering {
     }
 }
 
+/// The daemon's handle on the memory of one or several sessions of a job.
+#[pyclass(module = "sealane._native", frozen)]
+pub struct SharedRegion(region::Region);
+
+#[pymethods]
+impl SharedRegion {
+    #[new]
+    fn new(size_bytes: u64) -> PyResult<Self> {
+        region::Region::new(size_bytes).map(Self).map_err(endpoint_error)
+    }
+
+    #[getter]
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+}
+
 /// One session's sockets, memories and worker in the daemon.
 #[pyclass(module = "sealane._native")]
 pub struct SessionEndpoint {
@@ -230,12 +248,12 @@ pub struct SessionEndpoint {
 #[pymethods]
 impl SessionEndpoint {
     #[new]
-    #[pyo3(signature = (bind_addresses, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None, pinned_bytes_max=0))]
+    #[pyo3(signature = (bind_addresses, region, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None, pinned_bytes_max=0))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn new(
         py: Python<'_>,
         bind_addresses: Vec<String>,
-        region_bytes: u64,
+        region: &SharedRegion,
         ring_entries: u32,
         unit_bytes: u16,
         chunk_units: u16,
@@ -244,10 +262,11 @@ impl SessionEndpoint {
         pinned_bytes_max: usize,
     ) -> PyResult<Self> {
         let bind_addresses = parse_each(&bind_addresses)?;
-        let config = EndpointConfig { region_bytes, ring_entries, unit_bytes, chunk_units, slots };
+        let config = EndpointConfig { ring_entries, unit_bytes, chunk_units, slots };
         let account = account.map(|job| Arc::clone(&job.account));
+        let region = region.0.clone();
         let endpoint = py
-            .detach(|| Endpoint::new(config, &bind_addresses, account, pinned_bytes_max))
+            .detach(|| Endpoint::new(config, region, &bind_addresses, account, pinned_bytes_max))
             .map_err(endpoint_error)?;
         Ok(Self { endpoint })
     }
@@ -411,6 +430,7 @@ impl JobRing {
 #[pymethods]
 impl JobRing {
     #[new]
+    #[pyo3(signature = (region_fd, submission_fd, completion_fd, doorbell_fd, call_fd, *, region=None))]
     fn new(
         py: Python<'_>,
         region_fd: RawFd,
@@ -418,6 +438,7 @@ impl JobRing {
         completion_fd: RawFd,
         doorbell_fd: RawFd,
         call_fd: RawFd,
+        region: Option<Py<Region>>,
     ) -> PyResult<Self> {
         let raw = [region_fd, submission_fd, completion_fd, doorbell_fd, call_fd];
         if raw.iter().any(|fd| *fd < 0) {
@@ -426,9 +447,14 @@ impl JobRing {
         // SAFETY: the stub's contract says that the caller hands over open descriptors and no
         // longer uses them; none of them is -1.
         let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-        let [region, submission, completion, doorbell, call] = raw.map(own);
-        let job = Job::attach(region, submission, completion, JobBell { doorbell, call })?;
-        let region = Py::new(py, Region::new(Arc::clone(job.region())))?;
+        let [memory, submission, completion, doorbell, call] = raw.map(own);
+        let shared = region.as_ref().map(|region| region.get().memory());
+        let bell = JobBell { doorbell, call };
+        let job = Job::attach(memory, submission, completion, bell, shared)?;
+        let region = match region {
+            Some(region) => region,
+            None => Py::new(py, Region::new(Arc::clone(job.region())))?,
+        };
         Ok(Self { job: Some(job), region })
     }
 

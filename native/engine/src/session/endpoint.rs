@@ -18,6 +18,7 @@ use super::layout::Layout;
 use super::limits::Limits;
 use super::path_report::PathReport;
 use super::pauses::Pauses;
+use super::region::Region;
 use super::report::Report;
 pub use super::report::State;
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
@@ -30,11 +31,9 @@ use crate::latency::{self, Latencies};
 use crate::permit::Permit;
 use crate::shared_memory::{PeerAccess, SharedMemory};
 
-/// Sizes of a session's packets and memories; both ends use the same units.
+/// Sizes of a session's packets and queues; both ends use the same units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Bytes of the job's region.
-    pub region_bytes: u64,
     /// Entries of each queue, a power of two.
     pub ring_entries: u32,
     /// Payload bytes of a packet, unless the start gives others.
@@ -133,10 +132,10 @@ pub(super) struct Memories {
 }
 
 impl Memories {
-    pub(super) fn new(config: &EndpointConfig) -> Result<Self, EndpointError> {
+    pub(super) fn new(config: &EndpointConfig, region: Region) -> Result<Self, EndpointError> {
         let layout = Layout {
             entries: config.ring_entries,
-            region_bytes: config.region_bytes,
+            region_bytes: region.size_bytes(),
             slots: config.slots,
             chunk_bytes: u32::from(config.unit_bytes) * u32::from(config.chunk_units),
         };
@@ -144,11 +143,6 @@ impl Memories {
         if !layout.is_valid() || !fits_packet_map {
             return Err(EndpointError::Invalid(format!("sizes are out of range: {layout:?}")));
         }
-        let region = SharedMemory::create(
-            "sealane-region",
-            config.region_bytes as usize,
-            PeerAccess::Writes,
-        )?;
         let submission = SharedMemory::create(
             "sealane-submission",
             layout.submission_bytes(),
@@ -161,7 +155,7 @@ impl Memories {
         )?;
         let (bell, job_bell) = doorbell::pair()?;
         let job = JobDescriptors {
-            region: region.file().try_clone_to_owned()?,
+            region: region.memory.file().try_clone_to_owned()?,
             submission: submission.file().try_clone_to_owned()?,
             completion: completion.file().try_clone_to_owned()?,
             bell: job_bell,
@@ -192,15 +186,18 @@ impl Endpoint {
     /// that can't be had, or would pin more than `pinned_bytes_max` together, are left out
     /// ([`Self::unavailable`]), unless nothing else is wanted.
     ///
+    /// The region may have other sessions of the same job.
+    ///
     /// With an account, the session shares that job's limits and turns; without one, only its own
     /// limits apply.
     pub fn new(
         config: EndpointConfig,
+        region: Region,
         bind_addresses: &[Bind],
         account: Option<Arc<JobAccount>>,
         pinned_bytes_max: usize,
     ) -> Result<Self, EndpointError> {
-        let made = Memories::new(&config)?;
+        let made = Memories::new(&config, region)?;
         if !(1..=usize::from(PATHS_MAX)).contains(&bind_addresses.len()) {
             let count = bind_addresses.len();
             return Err(EndpointError::Invalid(format!(
@@ -343,6 +340,7 @@ impl Endpoint {
             memory.ring.publish_closed(reason);
             self.report.set(State::Closed { reason: reason.into() });
         })?;
+        let progress = Progress::new(&memory.region);
         let worker = Worker {
             shape: self.config,
             job: Arc::clone(&self.job),
@@ -360,7 +358,7 @@ impl Endpoint {
             limits: Limits::new(now()),
             permit: start.permit.clone(),
             flow,
-            progress: Progress::default(),
+            progress,
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());
         // The worker owns everything it needs and reports its own end, so its handle is not needed.

@@ -62,7 +62,8 @@ impl Worker {
                 return Err(EndpointError::OtherMemories);
             }
             self.shape.unit_bytes = unit_bytes;
-            let Memories { layout, memory, bell, job } = Memories::new(&self.shape)?;
+            let Memories { layout, memory, bell, job } =
+                Memories::new(&self.shape, self.memory.region.clone())?;
             self.layout = layout;
             self.memory = memory;
             self.bell = Some(bell);

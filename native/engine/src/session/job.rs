@@ -21,20 +21,28 @@ pub struct Job {
 impl Job {
     /// Attaches to the descriptors from the daemon.
     ///
-    /// Fails with `InvalidInput` if they are of another version of the ring ABI.
+    /// `shared`: this process's mapping of a region that the session shares with another one.
+    ///
+    /// Fails with `InvalidInput` if they are of another version of the ring ABI, or of another
+    /// region.
     pub fn attach(
         region: OwnedFd,
         submission: OwnedFd,
         completion: OwnedFd,
         bell: JobBell,
+        shared: Option<Arc<SharedMemory>>,
     ) -> io::Result<Self> {
-        let region = SharedMemory::attach(region, PeerAccess::Writes)?;
+        let region = match shared {
+            Some(shared) if shared.is_of(&region)? => shared,
+            Some(_) => return Err(invalid("the session has another region")),
+            None => Arc::new(SharedMemory::attach(region, PeerAccess::Writes)?),
+        };
         let submission = SharedMemory::attach(submission, PeerAccess::Writes)?;
         let completion = SharedMemory::attach(completion, PeerAccess::Reads)?;
         let ring = JobRing::new(submission, completion)
             .filter(|ring| ring.layout().region_bytes == region.len() as u64)
             .ok_or_else(|| invalid("the rings are of another version of the ABI"))?;
-        Ok(Self { ring, region: Arc::new(region), bell })
+        Ok(Self { ring, region, bell })
     }
 
     /// The sizes that the daemon chose.

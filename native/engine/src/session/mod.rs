@@ -21,6 +21,7 @@ pub mod path_report;
 mod path_threads;
 mod pauses;
 mod presence;
+pub mod region;
 mod report;
 pub mod ring;
 #[cfg(test)]

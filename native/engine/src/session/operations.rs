@@ -5,10 +5,12 @@
 //! queue, so that nothing blocks anything else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use sealane_proto::link::Nanos;
 use sealane_proto::session::Reliability;
 
+use super::region::Landing;
 use super::ring::{Completion, Opcode, Operation, Status, Submission};
 
 /// All operations between submission and completion, by handle.
@@ -19,8 +21,8 @@ pub(super) struct Operations {
     receives: VecDeque<u64>,
     /// Waiting parts and ends, by their stream.
     parts: BTreeMap<u64, VecDeque<u64>>,
-    /// Ranges of the receives in the region: start to end. None is empty, no two overlap.
-    landing: BTreeMap<u64, u64>,
+    /// Where receives land, those of other sessions of the region included.
+    pub(super) landing: Arc<Landing>,
     /// When the messages that have a deadline will be cancelled.
     deadlines: BTreeSet<(Nanos, u64)>,
 }
@@ -46,18 +48,22 @@ pub(super) enum Direction {
 }
 
 impl Operations {
-    /// Whether this is a receive into bytes used by another one. A mixture of two messages would
-    /// land there, and each receive would be reported as complete.
-    pub(super) fn overlaps(&self, submission: &Submission) -> bool {
-        let Submission { offset, length, kind: Operation::Receive, .. } = *submission else {
-            return false;
-        };
-        let before_end = self.landing.range(..offset + length).next_back();
-        length > 0 && before_end.is_some_and(|(_, end)| *end > offset)
+    /// Reserves the range of a receive, before [`Self::add`]; false if another receive uses a byte
+    /// of it. Other operations need none.
+    pub(super) fn reserve(&self, submission: &Submission) -> bool {
+        !is_receive(submission) || self.landing.reserve(submission.offset, submission.length)
     }
 
-    /// Adds an operation from the ring. Messages wait behind others of the same direction, parts
-    /// behind those of their stream, if it is open. Returns whether the operation waits.
+    /// Gives the range of a receive back.
+    pub(super) fn release(&self, submission: &Submission) {
+        if is_receive(submission) {
+            self.landing.release(submission.offset, submission.length);
+        }
+    }
+
+    /// Adds an operation from the ring, with its range reserved. Messages wait behind others of the
+    /// same direction, parts behind those of their stream, if it is open. Returns whether the
+    /// operation waits.
     pub(super) fn add(&mut self, handle: u64, submission: Submission, now: Nanos) -> bool {
         let waits = match submission.kind {
             Operation::Send(_) | Operation::Stream(_) => {
@@ -66,10 +72,6 @@ impl Operations {
             }
             Operation::Receive => {
                 self.receives.push_back(handle);
-                if submission.length > 0 {
-                    let Submission { offset, length, .. } = submission;
-                    self.landing.insert(offset, offset + length);
-                }
                 true
             }
             Operation::Continue { stream, .. } | Operation::End { stream } => {
@@ -174,9 +176,7 @@ impl Operations {
             status => status,
         };
         let opcode = submission.kind.opcode();
-        if opcode == Opcode::Receive && submission.length > 0 {
-            self.landing.remove(&submission.offset);
-        }
+        self.release(&submission);
         Some(Completion { opcode, status, user_data: submission.user_data, handle, ..completion })
     }
 
@@ -185,6 +185,19 @@ impl Operations {
         let parts = std::mem::take(&mut self.parts).into_values().flatten();
         self.sends.drain(..).chain(self.receives.drain(..)).chain(parts).collect()
     }
+}
+
+impl Drop for Operations {
+    fn drop(&mut self) {
+        // The region may have other sessions, which live on.
+        for open in self.open.values() {
+            self.release(&open.submission);
+        }
+    }
+}
+
+fn is_receive(submission: &Submission) -> bool {
+    submission.kind.opcode() == Opcode::Receive
 }
 
 impl Open {

@@ -38,9 +38,10 @@ impl Worker {
     fn take_submissions(&mut self) -> Result<bool, RingFault> {
         for _ in 0..SUBMISSIONS_PER_TURN {
             let Some((handle, submission)) = self.memory.ring.take()? else { return Ok(false) };
-            if self.progress.operations.overlaps(&submission) {
+            if !self.progress.operations.reserve(&submission) {
                 self.refuse(handle, &submission, Status::Overlap);
             } else if self.flow.as_mut().is_some_and(|flow| !flow.admit(&submission.kind)) {
+                self.progress.operations.release(&submission);
                 self.refuse(handle, &submission, Status::Limit);
             } else if !self.progress.operations.add(handle, submission, now()) {
                 self.command(handle, &submission);

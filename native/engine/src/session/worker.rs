@@ -18,13 +18,13 @@ use super::limits::Limits;
 use super::operations::Operations;
 use super::pauses::Pauses;
 use super::presence::Presence;
+use super::region::Region;
 use super::report::{Report, STATISTICS_NANOS, State};
 use super::ring::{DaemonRing, RingFault};
 use super::share::Flow;
 use super::wire::WireAddress;
 use crate::clock::{nanos, now, sharpen_timers, timespec};
 use crate::permit::Permit;
-use crate::shared_memory::SharedMemory;
 
 /// Most receive calls and sent datagrams per turn, so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 16;
@@ -37,21 +37,21 @@ const BLOCKED_NANOS: Nanos = 500_000;
 /// The job's region, and the bitmap of what has landed in it.
 #[derive(Debug)]
 pub(super) struct JobMemory {
-    pub(super) region: SharedMemory,
+    pub(super) region: Region,
     pub(super) ring: DaemonRing,
 }
 
 impl Memory for JobMemory {
     fn read(&self, offset: u64, into: &mut [u8]) {
-        self.region.copy_out(offset, into);
+        self.region.memory.copy_out(offset, into);
     }
 
     fn append(&self, offset: u64, length: usize, out: &mut Vec<u8>) {
-        self.region.append_out(offset, length, out);
+        self.region.memory.append_out(offset, length, out);
     }
 
     fn write(&mut self, offset: u64, from: &[u8]) {
-        self.region.copy_in(offset, from);
+        self.region.memory.copy_in(offset, from);
     }
 
     fn chunk_landed(&mut self, slot: u16, chunk: u32) {
@@ -114,6 +114,13 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// Nothing done yet; receives land in this region.
+    pub(super) fn new(region: &Region) -> Self {
+        let mut progress = Self::default();
+        progress.operations.landing = Arc::clone(&region.landing);
+        progress
+    }
+
     /// How long to keep sleeping even if more may have arrived, if at all.
     fn sleeps_on(&self, moderation: Option<Nanos>) -> Option<Nanos> {
         moderation.filter(|_| !self.has_more)

@@ -1,0 +1,1 @@
+"""Many threads for one session: what each packet costs them, and what they would reach."""
