@@ -34,6 +34,9 @@ const ACK_DELAY_MAX: Nanos = 25_000_000;
 const ACKS_PER_NEAR_RTT: u64 = 4;
 /// Unsolicited repetitions of the acknowledgement of an ended message.
 const ACK_REPEATS: u8 = 2;
+/// Shortest pause before such a repetition: on a short path the next message's acknowledgement
+/// mostly replaces it.
+const ACK_REPEAT_MIN: Nanos = 1_000_000;
 /// Longest interval between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
 const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
 /// Number of times that CLOSE is sent.
@@ -303,7 +306,7 @@ impl Control {
                 let pause =
                     if self.ack_repeats == ACK_REPEATS { halves.srtt / 4 } else { halves.srtt };
                 self.ack_repeats -= 1;
-                self.ack_due = Some(now.saturating_add(pause.max(ACK_DELAY_MIN)));
+                self.ack_due = Some(now.saturating_add(pause.max(ACK_REPEAT_MIN)));
             }
             return true;
         }
