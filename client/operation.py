@@ -56,6 +56,8 @@ class Operation(Generic[R]):
         self._ended = asyncio.Event()
         self._completion: Completion | None = None
         self._error: Error | None = None
+        self.failed: Callable[[Error], object] | None = None
+        """Is called if it ends with an error; must not use the session."""
         self.handle = -1
         """Identifies the operation on the ring."""
 
@@ -73,8 +75,11 @@ class Operation(Generic[R]):
         Raises SessionError: `session.wait.timeout` after the time-out (the operation goes on),
         `session.message.…` if the message did not arrive, or may not have.
         """
-        async with bounded(timeout_seconds):
+        if timeout_seconds is None:
             await self._ended.wait()
+        else:
+            async with bounded(timeout_seconds):
+                await self._ended.wait()
         return self.result()
 
     @any_thread
@@ -97,6 +102,8 @@ class Operation(Generic[R]):
             self._completion = outcome
         self._held.clear()
         self._ended.set()
+        if self._error is not None and self.failed is not None:
+            self.failed(self._error)
 
 
 class Command(Operation[Completion]):

@@ -37,6 +37,8 @@ class Posts:
         self._ended: Error | None = None
         self._is_draining = False
         self.is_closed = False
+        self._are_sends_quiet = False
+        self._send_hearers = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop.add_reader(ring.fileno(), self._collect)
@@ -48,7 +50,8 @@ class Posts:
         """
         self._is_draining = True
         async with bounded(timeout_seconds):
-            await self._idle.wait()
+            with self.hearing_sends():
+                await self._idle.wait()
 
     def close(self) -> None:
         """End all operations and release the rings."""
@@ -69,6 +72,26 @@ class Posts:
             self._chunk_watchers.remove(changed)
             if self._ended is None and not self._chunk_watchers:
                 self.ring.wake_for_chunks(False)
+
+    def quiet_sends(self) -> None:
+        """Let sends that end well wake this job only inside `hearing_sends`, not one by one."""
+        self._are_sends_quiet = True
+        self.ring.quiet_sends(True)
+
+    @contextlib.contextmanager
+    def hearing_sends(self) -> Iterator[None]:
+        """Learn of sends that end well, even where they are quiet; collect those of before."""
+        self._send_hearers += 1
+        if self._are_sends_quiet and self._ended is None:
+            self.ring.quiet_sends(False)
+            # After that: what has ended before will not wake this job.
+            self._collect()
+        try:
+            yield
+        finally:
+            self._send_hearers -= 1
+            if self._are_sends_quiet and not self._send_hearers and self._ended is None:
+                self.ring.quiet_sends(True)
 
     def bitmap(self, handle: int, chunk_count: int) -> ChunkBitmap | None:
         """Return the bitmap of a receive; None if it has no slot, and after `close`."""
@@ -118,8 +141,11 @@ class Posts:
     ) -> None:
         """Put an operation on the ring when there is room, in the order of the calls."""
         async with order:
-            while not self._try_post(operation, post):
-                await self._room.wait()
+            if self._try_post(operation, post):
+                return
+            with self.hearing_sends():
+                while not self._try_post(operation, post):
+                    await self._room.wait()
 
     def _try_post(self, operation: Operation[Any], post: Callable[[int], int]) -> bool:
         """Put an operation on the ring; return False if it is full; `_room` says when it isn't."""

@@ -47,9 +47,9 @@ class Session:
 
     def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
         self.session = session
-        self._posts = Posts(ring, session)
+        self.posts = Posts(ring, session)
         self.ring = ring
-        self.region = self._posts.region
+        self.region = self.posts.region
         self.chunk_bytes = ring.chunk_bytes
 
     @any_thread
@@ -93,9 +93,9 @@ class Session:
         code = reliability if isinstance(reliability, ErasureCoded) else None
         _check_immediate(immediate)
         deadline_nanos = _checked_terms(priority, deadline_seconds)
-        offset, length = self._posts.place(data, offset, length)
-        operation = SendOperation(self._posts, data)
-        await self._posts.post(
+        offset, length = self.posts.place(data, offset, length)
+        operation = SendOperation(self.posts, data)
+        await self.posts.post(
             operation,
             lambda number: self.ring.post_send(
                 offset=offset,
@@ -125,8 +125,8 @@ class Session:
         """Begin a message whose parts are written later, up to `length` bytes in all."""
         _check_immediate(immediate)
         deadline_nanos = _checked_terms(priority, deadline_seconds)
-        operation = StreamOperation(self._posts, None)
-        await self._posts.post(
+        operation = StreamOperation(self.posts, None)
+        await self.posts.post(
             operation,
             lambda number: self.ring.post_stream(
                 length=length,
@@ -146,9 +146,9 @@ class Session:
 
         Waits for room on the ring. Raises UsageError for bytes outside the region.
         """
-        offset, length = self._posts.place(into, offset, length)
-        operation = ReceiveOperation(self._posts, into, offset=offset, length=length)
-        await self._posts.post(
+        offset, length = self.posts.place(into, offset, length)
+        operation = ReceiveOperation(self.posts, into, offset=offset, length=length)
+        await self.posts.post(
             operation,
             lambda number: self.ring.post_receive(offset=offset, length=length, user_data=number),
         )
@@ -194,7 +194,7 @@ class Session:
 
         Raises SessionError `session.closed` after `close`.
         """
-        if self._posts.is_closed:
+        if self.posts.is_closed:
             raise SessionError("session.closed", f"{self.session.name} was closed here")
         return self.ring.statistics()
 
@@ -203,11 +203,11 @@ class Session:
 
         Raises SessionError `session.wait.timeout`; the session then stays open for what is posted.
         """
-        await self._posts.drain(timeout_seconds=timeout_seconds)
+        await self.posts.drain(timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
         """Release the rings; the fabric then ends the session. Views of the region stay valid."""
-        self._posts.close()
+        self.posts.close()
 
 
 def _check_immediate(immediate: int | None) -> None:

@@ -3,7 +3,16 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -288,13 +297,15 @@ class Group:
         outbox, inbox = self._sessions.neighbours
         async with self._turn, self._sessions.guarded(self._seconds(timeout_seconds)):
             first = next(self._sequence) << 16 | mark
+            sending = Sending(outbox, plan, elements, first)
+            if len(plan.sends) <= outbox.slots:
+                # No send waits for what this rank does later, so one task is enough.
+                await _receive(inbox, plan, elements, first, merge=merge, before=sending.up_to)
+                return
             arrived = Counter()
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(outbox.watch())
-                sending = tasks.create_task(_send(outbox, plan, elements, arrived, first))
-                await _receive(inbox, plan, elements, arrived, first, merge=merge)
-                await sending
-                watching.cancel()
+                tasks.create_task(sending.all(arrived))
+                await _receive(inbox, plan, elements, first, merge=merge, before=arrived.set)
 
     async def _pair(self, peer: int, timeout_seconds: float | None) -> Pair:
         self._check_rank(peer)
@@ -412,28 +423,43 @@ def _pair_tag(tag: int, number: int, *, is_last: bool) -> int:
     return (tag & 0xFFFF) << 16 | is_last << 15 | number & 0x7FFF
 
 
-async def _send(
-    outbox: Outbox, plan: Schedule, elements: Elements, arrived: Counter, first: int
-) -> None:
-    for number, send in enumerate(plan.sends):
-        await arrived.reach(send.after)
-        await outbox.send(elements[send.start : send.end], (first + number) & _TAG_MASK)
+class Sending:
+    """Sends the pieces of a schedule, each once what it waits for has arrived."""
+
+    def __init__(self, outbox: Outbox, plan: Schedule, elements: Elements, first: int) -> None:
+        self._outbox = outbox
+        self._elements = elements
+        self._pieces = deque(enumerate(plan.sends, start=first))
+
+    async def up_to(self, received: int) -> None:
+        """Send all that waits for at most this number of received messages."""
+        while self._pieces and self._pieces[0][1].after <= received:
+            tag, piece = self._pieces.popleft()
+            await self._outbox.send(self._elements[piece.start : piece.end], tag & _TAG_MASK)
+
+    async def all(self, arrived: Counter) -> None:
+        """Send everything, as messages arrive."""
+        while self._pieces:
+            await arrived.reach(self._pieces[0][1].after)
+            await self.up_to(arrived.value)
 
 
 async def _receive(
     inbox: Inbox,
     plan: Schedule,
     elements: Elements,
-    arrived: Counter,
     first: int,
     *,
     merge: Merge | None,
+    before: Callable[[int], Awaitable[None]],
 ) -> None:
+    """Receive all messages of a schedule; `before` each, and at the end, report their number."""
     for number, receive in enumerate(plan.receives):
+        await before(number)
         ours = elements[receive.start : receive.end]
         async with await inbox.take(ours, (first + number) & _TAG_MASK) as theirs:
             if merge is None or receive.arrival is Arrival.STORE:
                 ours[:] = theirs
             else:
                 merge(ours, theirs, is_last=receive.arrival is Arrival.FINISH)
-        arrived.add()
+    await before(len(plan.receives))

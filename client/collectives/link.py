@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -9,27 +11,44 @@ from sealane.client.collectives.reduction import Elements
 from sealane.client.messages import Reliability
 from sealane.client.operations import ReceiveOperation, SendOperation
 from sealane.client.session import Session
-from sealane.errors import SessionError
+from sealane.errors import Error, SessionError
+
+_SHORT_BYTES: Final = 4096
+"""The slots of messages up to this long are posted again several at a time."""
 
 
 class Outbox:
-    """Sends arrays; the caller may reuse its memory when `send` returns."""
+    """Sends arrays; the caller may reuse its memory when `send` returns.
+
+    `lost` is called once a send has failed: a rank that only receives by then would not notice.
+    """
 
     def __init__(
-        self, session: Session, *, slots: int, slot_bytes: int, reliability: Reliability
+        self,
+        session: Session,
+        *,
+        slots: int,
+        slot_bytes: int,
+        reliability: Reliability,
+        lost: Callable[[Error], None],
     ) -> None:
+        self.slots = slots
         self._session = session
+        # A rank waits for what it receives; sends are looked at when their slots are needed.
+        session.posts.quiet_sends()
         self._reliability = reliability
         self._free = deque(np.asarray(session.empty(slot_bytes, "uint8")) for _ in range(slots))
         self._under_way: deque[tuple[SendOperation, Elements]] = deque()
-        self._posted = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._lost = lost
 
     async def send(self, elements: Elements, tag: int) -> None:
         """Copy elements into the region and post them; wait while all slots are in flight."""
-        while self._under_way and (not self._free or self._under_way[0][0].done()):
-            operation, slot = self._under_way.popleft()
-            await operation
-            self._free.append(slot)
+        while self._under_way and self._under_way[0][0].done():
+            await self._reclaim()
+        if not self._free:
+            with self._session.posts.hearing_sends():
+                await self._reclaim()
         slot = self._free.popleft()
         message = slot[: elements.nbytes]
         message[:] = elements.view(np.uint8)
@@ -37,34 +56,34 @@ class Outbox:
             message, reliability=self._reliability, immediate=tag
         )
         self._under_way.append((operation, slot))
-        self._posted.set()
-
-    async def watch(self) -> None:
-        """Raise SessionError once the session has ended with sends in flight; never return.
-
-        A rank that only receives by now would not notice by `send` or `flush`.
-        """
-        while True:
-            self._posted.clear()
-            if self._under_way:
-                await self._under_way[-1][0]
-            await self._posted.wait()
+        # Not at once: the session that reports it is in the middle of its completions.
+        operation.failed = lambda error: self._loop.call_soon(self._lost, error)
 
     async def flush(self) -> None:
         """Wait until the peer has received everything."""
-        while self._under_way:
-            operation, slot = self._under_way.popleft()
-            await operation
-            self._free.append(slot)
+        with self._session.posts.hearing_sends():
+            while self._under_way:
+                await self._reclaim()
+
+    async def _reclaim(self) -> None:
+        """Wait for the oldest send; its slot is free then."""
+        operation, slot = self._under_way.popleft()
+        await operation
+        self._free.append(slot)
 
 
 class Inbox:
-    """Receives arrays into slots that are always posted, so the peer never waits for credit."""
+    """Receives arrays into slots that are always posted, so the peer never waits for credit.
+
+    At least half of them are: those of short messages are posted again together, as each post
+    wakes the fabric's threads at both ends.
+    """
 
     def __init__(self, session: Session, *, slots: int, slot_bytes: int) -> None:
         self._session = session
         self._slots = [np.asarray(session.empty(slot_bytes, "uint8")) for _ in range(slots)]
         self._offered: deque[tuple[ReceiveOperation, Elements]] = deque()
+        self._spare: list[Elements] = []
         self._ended: SessionError | None = None
 
     async def open(self) -> None:
@@ -100,9 +119,17 @@ class Inbox:
             )
         return Taken(self, slot, slot[: like.nbytes].view(like.dtype))
 
-    async def give_back(self, slot: Elements) -> None:
-        """Post a receive for a slot again."""
-        await self._offer(slot)
+    async def give_back(self, slot: Elements, length: int) -> None:
+        """Post a receive for the slot of a message of `length` bytes again, at once if it is long.
+
+        A slot of a short message waits for others.
+        """
+        self._spare.append(slot)
+        is_enough = 2 * len(self._spare) >= len(self._slots)
+        if length > _SHORT_BYTES or is_enough or not self._offered:
+            spare, self._spare = self._spare, []
+            for one in spare:
+                await self._offer(one)
 
 
 class Taken:
@@ -117,7 +144,7 @@ class Taken:
         return self._elements
 
     async def __aexit__(self, *_: object) -> None:
-        await self._inbox.give_back(self._slot)
+        await self._inbox.give_back(self._slot, self._elements.nbytes)
 
 
 class Counter:
@@ -127,9 +154,9 @@ class Counter:
         self.value = 0
         self._changed = asyncio.Event()
 
-    def add(self) -> None:
-        """Count one more."""
-        self.value += 1
+    async def set(self, value: int) -> None:
+        """Set the count."""
+        self.value = value
         self._changed.set()
 
     async def reach(self, value: int) -> None:

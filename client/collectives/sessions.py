@@ -62,19 +62,6 @@ class Pair:
         self.sending = asyncio.Lock()
         self.receiving = asyncio.Lock()
 
-    @classmethod
-    async def over(cls, session: Session, terms: Terms) -> "Pair":
-        """Return the pair over a new session, with all slots posted."""
-        pair = cls(_outbox(session, terms), _inbox(session, terms))
-        await pair.inbox.open()
-        return pair
-
-
-def _outbox(session: Session, terms: Terms) -> Outbox:
-    return Outbox(
-        session, slots=terms.slots, slot_bytes=terms.slot_bytes, reliability=terms.reliability
-    )
-
 
 def _inbox(session: Session, terms: Terms) -> Inbox:
     return Inbox(session, slots=terms.slots, slot_bytes=terms.slot_bytes)
@@ -116,7 +103,7 @@ class GroupSessions:
                 task.result()
         except Error as error:
             raise self._why_not_open(error) from error
-        outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
+        outbox, inbox = self._outbox(opening.result()), _inbox(listening.result(), terms)
         await inbox.open()
         self.neighbours = outbox, inbox
 
@@ -269,12 +256,24 @@ class GroupSessions:
             raise self.failure
         return session
 
+    def _outbox(self, session: Session) -> Outbox:
+        terms = self._terms
+        return Outbox(
+            session,
+            slots=terms.slots,
+            slot_bytes=terms.slot_bytes,
+            reliability=terms.reliability,
+            lost=lambda error: self._fail(_reason(error, self._name)),
+        )
+
     async def _connect_pair(self, peer: int) -> Pair:
         low, high = sorted((self._rank, peer))
         name = f"{self._name}/pair/{low}-{high}"
         is_opener = self._rank == low
         session = await (self._open(name, peer) if is_opener else self._listen(name, peer))
-        return await Pair.over(session, self._terms)
+        pair = Pair(self._outbox(session), _inbox(session, self._terms))
+        await pair.inbox.open()
+        return pair
 
 
 def _first(error: BaseException) -> BaseException:

@@ -68,6 +68,23 @@ async def test_a_short_array_meets_no_segment_of_a_long_one(ring: Ring) -> None:
     assert reasons <= {"group.order", "group.aborted"}
 
 
+async def test_half_of_the_receives_stay_posted_and_a_long_message_posts_all(ring: Ring) -> None:
+    async def act(group: Group) -> list[int]:
+        neighbours = group._sessions.neighbours
+        assert neighbours is not None
+        posted = []
+        for length in [4] * 20 + [8192]:
+            await group.all_reduce(np.ones(length, np.uint8))
+            posted.append(len(neighbours[1]._offered))
+        return posted
+
+    slots = 8
+    for posted in await ring.run(act, slots=slots, size=2):
+        assert min(posted) > slots // 2
+        assert max(posted[:-1]) == posted[-1] == slots
+        assert len(set(posted)) == slots // 2, "they are posted again together"
+
+
 @pytest.mark.parametrize("size", [2, 3])
 async def test_bfloat16_is_added_in_single_precision(ring: Ring, size: int) -> None:
     chance = np.random.default_rng(8)

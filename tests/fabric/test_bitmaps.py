@@ -66,7 +66,7 @@ async def test_view_is_of_its_receive_as_long_as_that_has_the_slot(
         assert view == b"\x00", "the later one's"
         right.close()
         assert (view[0], len(bitmap)) == (0, 1), "readable as long as somebody looks"
-        assert ReceiveOperation(right._posts, None, offset=0, length=8).bitmap() is None
+        assert ReceiveOperation(right.posts, None, offset=0, length=8).bitmap() is None
 
 
 async def test_job_can_not_make_its_view_writable(fabrics: tuple[Any, Any]) -> None:

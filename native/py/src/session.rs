@@ -596,6 +596,11 @@ impl JobRing {
         Ok(())
     }
 
+    fn quiet_sends(&mut self, are_quiet: bool) -> PyResult<()> {
+        self.job()?.quiet_sends(are_quiet);
+        Ok(())
+    }
+
     fn statistics<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         statistics_dict(py, &self.job()?.statistics())
     }

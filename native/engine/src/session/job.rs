@@ -85,6 +85,11 @@ impl Job {
         self.ring.wake_for_chunks(wanted);
     }
 
+    /// Disables or enables the doorbell for sends that have ended well.
+    pub fn quiet_sends(&self, are_quiet: bool) {
+        self.ring.quiet_sends(are_quiet);
+    }
+
     /// Posts one operation, wakes the daemon, and returns the operation's handle.
     pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
         let handle = self.ring.post(submission)?;
@@ -97,6 +102,7 @@ impl Job {
     /// Fails with `BrokenPipe` when the daemon has ended the session and no completion is left.
     pub fn completions(&mut self, limit: usize) -> io::Result<Vec<Completion>> {
         let is_gone = self.bell.take_rings();
+        let is_room_awaited = self.ring.is_room_awaited();
         let completions = self
             .ring
             .completions(limit)
@@ -105,8 +111,7 @@ impl Job {
             if is_gone {
                 return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session has ended"));
             }
-        } else {
-            // The daemon may be waiting for the entries that are free now.
+        } else if is_room_awaited {
             self.bell.ring();
         }
         Ok(completions)

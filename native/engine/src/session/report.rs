@@ -68,6 +68,8 @@ impl Worker {
         let is_in_line = self.flow.as_ref().is_some_and(|flow| flow.turn_at().is_some());
         let limit = Limit::of(self.session.limit(), self.memory.ring.is_full(), is_in_line);
         self.limits.enter(limit, time);
+        self.progress.must_ring |=
+            std::mem::take(&mut self.progress.has_sent) && self.memory.ring.is_send_wanted();
         let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
         self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
         if !self.progress.is_stale {

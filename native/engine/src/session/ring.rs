@@ -18,8 +18,8 @@ use super::entry::PRIORITY_AT;
 pub use super::entry::{Opcode, Operation, RingFault, Submission, Terms};
 use super::layout::{
     CHUNK_WAKE, COMMAND_ENTRIES, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER,
-    ENTRY_BYTES, Layout, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS, STATISTICS_COUNT,
-    SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
+    ENTRY_BYTES, Layout, QUIET_SENDS, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS,
+    STATISTICS_COUNT, SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
 };
 use crate::shared_memory::SharedMemory;
 
@@ -175,6 +175,14 @@ impl DaemonRing {
         self.submission.word(CHUNK_WAKE).load(Ordering::Acquire) != 0
     }
 
+    /// Whether the job wants to be woken for a send that has ended well; call it after `complete`.
+    pub fn is_send_wanted(&self) -> bool {
+        // With the fence in `quiet_sends`, as for chunks: the job sees the completion, or this sees
+        // that it waits.
+        fence(Ordering::SeqCst);
+        self.submission.word(QUIET_SENDS).load(Ordering::Acquire) == 0
+    }
+
     /// Clears the first `chunk_count` bitmap bytes of a slot.
     pub fn chunks_cleared(&self, slot: u16, chunk_count: u32) {
         for chunk in 0..chunk_count {
@@ -284,6 +292,17 @@ impl JobRing {
         Some(completions)
     }
 
+    /// Whether the daemon may have stopped taking submissions for want of room for completions, so
+    /// that it must be woken once some have been read. Ask before reading them.
+    ///
+    /// No wake-up is lost: what the daemon has once taken stays taken, so if it has taken all, none
+    /// waits, however old the index read here is.
+    pub fn is_room_awaited(&self) -> bool {
+        let taken = self.completion.word(SUBMISSION_CONSUMER).load(Ordering::Acquire);
+        let room = u64::from(self.layout.entries - COMMAND_ENTRIES);
+        taken != self.submissions_posted || self.submissions_posted - self.completions_taken >= room
+    }
+
     /// State of the session (`layout::STATE_*`).
     pub fn state(&self) -> u64 {
         self.completion.word(STATE).load(Ordering::Acquire)
@@ -310,6 +329,13 @@ impl JobRing {
     /// it does not show will ring it.
     pub fn wake_for_chunks(&self, wanted: bool) {
         self.submission.word(CHUNK_WAKE).store(u64::from(wanted), Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Disables or enables the doorbell for sends that have ended well. One whose completion is not
+    /// on the ring after enabling it will ring it.
+    pub fn quiet_sends(&self, are_quiet: bool) {
+        self.submission.word(QUIET_SENDS).store(u64::from(are_quiet), Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
@@ -374,6 +400,29 @@ mod tests {
             daemon.complete(&done(number));
             assert_eq!(job.completions(8).unwrap(), vec![done(number)]);
         }
+    }
+
+    #[test]
+    fn the_daemon_is_woken_for_room_only_where_it_may_wait_for_it() {
+        let (mut daemon, mut job, _) = rings(4);
+        assert!(!job.is_room_awaited());
+        job.post(&send(0)).unwrap();
+        assert!(job.is_room_awaited(), "not taken yet");
+        daemon.take().unwrap().unwrap();
+        assert!(!job.is_room_awaited(), "it waits for nothing");
+        job.post(&send(1)).unwrap();
+        daemon.take().unwrap().unwrap();
+        daemon.complete(&done(0));
+        assert!(!job.is_room_awaited());
+        job.post(&send(2)).unwrap();
+        daemon.take().unwrap().unwrap();
+        assert_eq!(daemon.take().unwrap(), None);
+        assert!(
+            daemon.is_full() && job.is_room_awaited(),
+            "it counts its time as one without room"
+        );
+        job.completions(1).unwrap();
+        assert!(!job.is_room_awaited());
     }
 
     fn cancel(operation: u64) -> Submission {

@@ -6,8 +6,10 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use sealane_proto::session::Reliability;
+
 use super::layout::Layout;
-use super::ring::{Completion, DaemonRing, JobRing, Operation, Submission};
+use super::ring::{Completion, DaemonRing, JobRing, Operation, Submission, Terms};
 use crate::shared_memory::{PeerAccess, SharedMemory};
 
 const CHUNKS: u64 = 8;
@@ -140,32 +142,34 @@ impl Meeting {
     }
 }
 
-/// In each round a chunk lands while the job asks to be woken for it. Returns how often the job
-/// neither saw the chunk nor was to be woken, and how often each end was the later one.
-fn land_and_want(rounds: u64) -> (u64, [u64; 2]) {
-    let (mut daemon, job) = ends(View::Attached);
+/// Both ends act at once, round after round: the daemon's returns whether it wakes the job, the job's
+/// whether it has seen what the daemon's did. Each calls what it is given when it is ready. Returns
+/// how often the job neither saw it nor was to be woken, and how often each end was the later one.
+fn act_at_once(
+    rounds: u64,
+    mut daemon: impl FnMut(&dyn Fn()) -> bool + Send,
+    mut job: impl FnMut(&dyn Fn()) -> bool,
+) -> (u64, [u64; 2]) {
     let (begin, end, is_woken) = (Meeting::default(), Meeting::default(), AtomicBool::new(false));
     // Changes which end is the earlier one.
     let dawdle = |turns: u64| (0..turns).for_each(|_| std::hint::spin_loop());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 1..=rounds {
-                daemon.slot_posted(0, 0, 1);
-                begin.meet(0, round);
-                dawdle(round % 8);
-                daemon.chunk_landed(0, 0);
-                is_woken.store(daemon.take_chunk_wake(), Ordering::Relaxed);
+                let wakes = daemon(&|| {
+                    begin.meet(0, round);
+                    dawdle(round % 8);
+                });
+                is_woken.store(wakes, Ordering::Relaxed);
                 end.meet(0, round);
             }
         });
         let (mut missed, mut found) = (0, [0; 2]);
         for round in 1..=rounds {
-            job.wake_for_chunks(false);
-            begin.meet(1, round);
-            let bitmap = job.bitmap(0, 1).expect("its slot is posted");
-            dawdle(round / 8 % 8);
-            job.wake_for_chunks(true);
-            let has_seen = bitmap.read().expect("no later receive") == [1];
+            let has_seen = job(&|| {
+                begin.meet(1, round);
+                dawdle(round / 8 % 8);
+            });
             end.meet(1, round);
             let is_woken = is_woken.load(Ordering::Relaxed);
             missed += u64::from(!has_seen && !is_woken);
@@ -174,6 +178,55 @@ fn land_and_want(rounds: u64) -> (u64, [u64; 2]) {
         }
         (missed, found)
     })
+}
+
+/// In each round a chunk lands while the job asks to be woken for it.
+fn land_and_want(rounds: u64) -> (u64, [u64; 2]) {
+    let (mut daemon, job) = ends(View::Attached);
+    daemon.slot_posted(0, 0, 1);
+    let bitmap = job.bitmap(0, 1).expect("its slot is posted");
+    act_at_once(
+        rounds,
+        |meet| {
+            daemon.slot_posted(0, 0, 1);
+            meet();
+            daemon.chunk_landed(0, 0);
+            daemon.take_chunk_wake()
+        },
+        |meet| {
+            job.wake_for_chunks(false);
+            meet();
+            job.wake_for_chunks(true);
+            bitmap.read().expect("no later receive") == [1]
+        },
+    )
+}
+
+/// In each round a send ends while the job asks to be woken for it.
+fn end_and_want(rounds: u64) -> (u64, [u64; 2]) {
+    let (mut daemon, mut job) = ends(View::Attached);
+    let kind = Operation::Send(Terms::new(Reliability::SelectiveRepeat));
+    let send = Submission { kind, offset: 0, length: 1, user_data: 0 };
+    let mut unread = 0;
+    act_at_once(
+        rounds,
+        |meet| {
+            meet();
+            let (handle, _) = daemon.take().expect("an honest job").expect("it was posted");
+            daemon.complete(&Completion { handle, ..Completion::default() });
+            daemon.is_send_wanted()
+        },
+        |meet| {
+            unread -= job.completions(unread).expect("a sound ring").len();
+            assert_eq!(unread, 0, "what was not seen at once is there later");
+            job.quiet_sends(true);
+            job.post(&send).expect("there is room");
+            meet();
+            job.quiet_sends(false);
+            unread = 1 - job.completions(1).expect("a sound ring").len();
+            unread == 0
+        },
+    )
 }
 
 /// How the job sees the memories: through its own mappings, like a real job, or through the
@@ -265,17 +318,27 @@ fn every_operation_completes_once_through_one_mapping() {
 /// Most attempts to have each end be the earlier one.
 const MEETINGS: usize = 10;
 
-/// Processors reorder a store and a later load of another word, x86 as well.
-#[test]
-fn a_chunk_that_the_job_does_not_see_wakes_it() {
+/// The job must not sleep beside what it waits for, whichever end is the earlier one.
+fn misses_nothing(attempt: impl Fn(u64) -> (u64, [u64; 2])) {
     let rounds = rounds(50_000);
     // On a busy machine, one end may be the earlier one for long.
     for _ in 0..MEETINGS {
-        let (missed, found) = land_and_want(rounds);
+        let (missed, found) = attempt(rounds);
         assert_eq!(missed, 0, "of {rounds}, the job would have slept");
         if found[0] > 0 && found[1] > 0 {
             return;
         }
     }
     eprintln!("the two ends never met: nothing was shown");
+}
+
+/// Processors reorder a store and a later load of another word, x86 as well.
+#[test]
+fn a_chunk_that_the_job_does_not_see_wakes_it() {
+    misses_nothing(land_and_want);
+}
+
+#[test]
+fn an_ended_send_that_the_job_does_not_see_wakes_it() {
+    misses_nothing(end_and_want);
 }

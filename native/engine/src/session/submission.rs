@@ -205,7 +205,11 @@ impl Worker {
         }
         if let Some(completion) = self.progress.operations.end(handle, completion) {
             self.memory.ring.complete(&completion);
-            self.progress.must_ring = true;
+            if completion.opcode == Opcode::Send && completion.status == Status::Ok {
+                self.progress.has_sent = true;
+            } else {
+                self.progress.must_ring = true;
+            }
         }
     }
 

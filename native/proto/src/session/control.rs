@@ -34,6 +34,9 @@ const ACK_DELAY_MAX: Nanos = 25_000_000;
 const ACKS_PER_NEAR_RTT: u64 = 4;
 /// Unsolicited repetitions of the acknowledgement of an ended message.
 const ACK_REPEATS: u8 = 2;
+/// Shortest pause before such a repetition: on a short path the next message's acknowledgement
+/// mostly replaces it.
+const ACK_REPEAT_MIN: Nanos = 1_000_000;
 /// Longest interval between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
 const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
 /// Number of times that CLOSE is sent.
@@ -77,6 +80,13 @@ impl Repeat {
 #[must_use]
 pub fn ack_delay(srtt: Option<Nanos>, least: Nanos) -> Nanos {
     srtt.map_or(ACK_DELAY_MIN, |srtt| (srtt / ACK_DELAY_SHARE).clamp(least, ACK_DELAY_MAX))
+}
+
+/// How long the next repetition of the acknowledgement of an ended message waits: first a quarter of
+/// a round trip, then a whole one, to get past a short loss burst.
+fn ack_repeat_pause(repeats_left: u8, srtt: Nanos) -> Nanos {
+    let pause = if repeats_left == ACK_REPEATS { srtt / 4 } else { srtt };
+    pause.max(ACK_REPEAT_MIN)
 }
 
 /// State of the control packets of one end.
@@ -298,12 +308,9 @@ impl Control {
             self.ack_due = None;
             self.acknowledged_at = Some(now);
             if self.ack_repeats > 0 {
-                // First a quarter of a round trip, then a whole one, to get past a short loss
-                // burst.
-                let pause =
-                    if self.ack_repeats == ACK_REPEATS { halves.srtt / 4 } else { halves.srtt };
+                let pause = ack_repeat_pause(self.ack_repeats, halves.srtt);
                 self.ack_repeats -= 1;
-                self.ack_due = Some(now.saturating_add(pause.max(ACK_DELAY_MIN)));
+                self.ack_due = Some(now.saturating_add(pause));
             }
             return true;
         }
@@ -459,6 +466,14 @@ pub struct Halves<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn on_a_short_path_repetitions_wait_for_the_next_message() {
+        let pauses = |srtt| [2, 1].map(|left| ack_repeat_pause(left, srtt));
+        assert_eq!(pauses(25_000_000), [6_250_000, 25_000_000]);
+        assert_eq!(pauses(2_000_000), [1_000_000, 2_000_000]);
+        assert_eq!(pauses(50_000), [1_000_000; 2]);
+    }
 
     #[test]
     fn an_acknowledgement_leaves_with_its_batch_unless_one_has_just_left() {
