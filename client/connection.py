@@ -144,6 +144,7 @@ class Client:
         wait_seconds: float = 0.0,
         peer_tenant: str = "",
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
@@ -159,6 +160,7 @@ class Client:
             wait_seconds=wait_seconds,
             peer_tenant=peer_tenant,
             secret=secret,
+            congestion=congestion,
             early=early,
         )
 
@@ -170,6 +172,7 @@ class Client:
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
@@ -181,6 +184,7 @@ class Client:
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,
+            congestion=congestion,
             early=early,
         )
 
@@ -193,6 +197,7 @@ class Client:
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
     ) -> contextlib.AbstractAsyncContextManager[Listener]:
         """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
@@ -205,6 +210,7 @@ class Client:
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,
+            congestion=congestion,
             early=early,
         )
 

@@ -703,6 +703,7 @@ class Client(Facade):
         wait_seconds: float = 0.0,
         peer_tenant: str = "",
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
     ) -> contextlib.AbstractContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
@@ -718,6 +719,7 @@ class Client(Facade):
                 wait_seconds=wait_seconds,
                 peer_tenant=peer_tenant,
                 secret=secret,
+                congestion=congestion,
                 early=early,
             ),
             Session,
@@ -731,6 +733,7 @@ class Client(Facade):
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
     ) -> contextlib.AbstractContextManager[Session]:
         """Wait for a session of that name, as `sealane.client.listen_session`."""
@@ -742,6 +745,7 @@ class Client(Facade):
                 peer_nodes=peer_nodes,
                 peer_tenants=peer_tenants,
                 secret=secret,
+                congestion=congestion,
                 early=early,
             ),
             Session,
@@ -756,6 +760,7 @@ class Client(Facade):
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
     ) -> contextlib.AbstractContextManager[Listener]:
         """Accept sessions of that name from many peers, as `sealane.client.listen_sessions`."""
@@ -768,6 +773,7 @@ class Client(Facade):
                 peer_nodes=peer_nodes,
                 peer_tenants=peer_tenants,
                 secret=secret,
+                congestion=congestion,
                 early=early,
             ),
             Listener,
