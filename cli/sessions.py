@@ -104,6 +104,7 @@ def _description(session: sessions_pb2.Session) -> dict[str, Any]:
         "side": session.side,
         "unit_bytes": session.unit_bytes,
         "rate_bits_per_second": session.rate_bits_per_second,
+        "congestion": session.congestion,
         "data_addresses": list(session.data_addresses),
         "close_reason": session.close_reason,
     }

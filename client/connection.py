@@ -144,6 +144,7 @@ class Client:
         wait_seconds: float = 0.0,
         peer_tenant: str = "",
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         region_of: Session | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
@@ -160,6 +161,7 @@ class Client:
             wait_seconds=wait_seconds,
             peer_tenant=peer_tenant,
             secret=secret,
+            congestion=congestion,
             early=early,
             region_of=region_of,
         )
@@ -172,6 +174,7 @@ class Client:
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         region_of: Session | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
@@ -184,6 +187,7 @@ class Client:
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,
+            congestion=congestion,
             early=early,
             region_of=region_of,
         )
@@ -197,6 +201,7 @@ class Client:
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         region_of: Session | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Listener]:
@@ -210,6 +215,7 @@ class Client:
             peer_nodes=peer_nodes,
             peer_tenants=peer_tenants,
             secret=secret,
+            congestion=congestion,
             early=early,
             region_of=region_of,
         )

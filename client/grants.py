@@ -46,6 +46,7 @@ async def open_session(
     wait_seconds: float = 0.0,
     peer_tenant: str = "",
     secret: bytes = b"",
+    congestion: str = "",
     early: bool = False,
     region_of: Session | None = None,
     directory: str = "",
@@ -57,6 +58,8 @@ async def open_session(
     packets instead of the peer's own addresses; the session has no other paths. `wait_seconds`: how
     long to retry while there is no such listener. `peer_tenant`: the tenant that the peer's node
     must belong to, our own if empty. `secret`: 16 to 64 bytes that the listener must know, too.
+    `congestion`: the controller of what this end sends (`rate`, `uno`, `gemini` or `dctcp`), one
+    that the fabric's operator allows; empty: `fabric.congestion`.
     `early`: return once the peers have agreed on keys, without waiting for a path to answer, so
     that a message of up to ten packets is acknowledged two round trips after the call if its
     receive is posted by then; if no path answers in time, the session ends. Without effect where
@@ -78,6 +81,7 @@ async def open_session(
             via_addresses=via_addresses,
             peer_tenant=peer_tenant,
             secret=secret,
+            congestion=congestion,
             early=early,
         )
     give_up = asyncio.get_running_loop().time() + wait_seconds
@@ -103,6 +107,7 @@ async def listen_session(
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
+    congestion: str = "",
     early: bool = False,
     region_of: Session | None = None,
     directory: str = "",
@@ -111,9 +116,10 @@ async def listen_session(
 
     The peer's node must be one of `peer_nodes` (none: any node) of `peer_tenants` (none: our own
     tenant), and its job must know `secret` (16 to 64 bytes; empty: any job). Other offers are
-    refused, and the listener goes on waiting. `early`: return once the peers have agreed on keys,
-    so that a receive can be posted before a path has answered; the session then ends, and the
-    listener with it, if none answers in time. `region_of`, `directory`: as in `open_session`.
+    refused, and the listener goes on waiting. `congestion`: as for `open_session`. `early`: return
+    once the peers have agreed on keys, so that a receive can be posted before a path has answered;
+    the session then ends, and the listener with it, if none answers in time. `region_of`,
+    `directory`: as in `open_session`.
     """
     request = await _listen_request(
         sessions,
@@ -124,6 +130,7 @@ async def listen_session(
         peer_nodes=peer_nodes,
         peer_tenants=peer_tenants,
         secret=secret,
+        congestion=congestion,
         early=early,
     )
     with contextlib.closing(await _accepted(sessions, request, directory, region_of)) as session:
@@ -140,6 +147,7 @@ async def listen_sessions(
     peer_nodes: Sequence[str] = (),
     peer_tenants: Sequence[str] = (),
     secret: bytes = b"",
+    congestion: str = "",
     early: bool = False,
     region_of: Session | None = None,
     directory: str = "",
@@ -159,6 +167,7 @@ async def listen_sessions(
         peer_nodes=peer_nodes,
         peer_tenants=peer_tenants,
         secret=secret,
+        congestion=congestion,
         early=early,
     )
 

@@ -703,6 +703,7 @@ class Client(Facade):
         wait_seconds: float = 0.0,
         peer_tenant: str = "",
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         region_of: Session | None = None,
     ) -> contextlib.AbstractContextManager[Session]:
@@ -719,6 +720,7 @@ class Client(Facade):
                 wait_seconds=wait_seconds,
                 peer_tenant=peer_tenant,
                 secret=secret,
+                congestion=congestion,
                 early=early,
                 region_of=None if region_of is None else region_of.asynchronous,
             ),
@@ -733,6 +735,7 @@ class Client(Facade):
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         region_of: Session | None = None,
     ) -> contextlib.AbstractContextManager[Session]:
@@ -745,6 +748,7 @@ class Client(Facade):
                 peer_nodes=peer_nodes,
                 peer_tenants=peer_tenants,
                 secret=secret,
+                congestion=congestion,
                 early=early,
                 region_of=None if region_of is None else region_of.asynchronous,
             ),
@@ -760,6 +764,7 @@ class Client(Facade):
         peer_nodes: Sequence[str] = (),
         peer_tenants: Sequence[str] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         region_of: Session | None = None,
     ) -> contextlib.AbstractContextManager[Listener]:
@@ -773,6 +778,7 @@ class Client(Facade):
                 peer_nodes=peer_nodes,
                 peer_tenants=peer_tenants,
                 secret=secret,
+                congestion=congestion,
                 early=early,
                 region_of=None if region_of is None else region_of.asynchronous,
             ),

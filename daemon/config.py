@@ -436,6 +436,22 @@ def _wires(value: object) -> tuple[str, ...]:
 Wires = Annotated[tuple[str, ...], BeforeValidator(_wires)]
 
 
+CongestionName = Literal["rate", "uno", "gemini", "dctcp"]
+
+
+def _tuple_of(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+CongestionNames = Annotated[tuple[CongestionName, ...], BeforeValidator(_tuple_of)]
+
+
+def _named(info: ValidationInfo, name: str) -> tuple[str, ...]:
+    """Return the controllers that a setting which is already checked names."""
+    found = info.data.get(name, ())
+    return (found,) if isinstance(found, str) else found
+
+
 class FabricConfig(Section):
     """The fabric role."""
 
@@ -453,7 +469,8 @@ class FabricConfig(Section):
     wires: Wires = ("udp",)
     verbs_mode: Literal["send", "write"] = "send"
     pinned_bytes_max: Annotated[int, Field(ge=0, le=1 << 40)] = 1 << 26
-    congestion: Literal["rate", "uno", "gemini", "dctcp"] = "rate"
+    congestion: CongestionName = "rate"
+    congestion_allowed: CongestionNames = ()
     marking: Literal["queue", "phantom", "none"] = "queue"
     line_bits_per_second: LineRate | None = Field(default=None, validate_default=True)
     near_rtt_micros: RoundTripMicros | None = Field(default=None, validate_default=True)
@@ -485,16 +502,22 @@ class FabricConfig(Section):
     @field_validator("marking")
     @classmethod
     def _check_marking(cls, marking: str, info: ValidationInfo) -> str:
-        if marking == "none" and info.data.get("congestion") == "dctcp":
-            raise ValueError('"queue" or "phantom", because congestion is "dctcp"')
+        if marking != "none":
+            return marking
+        for name in ("congestion", "congestion_allowed"):
+            if "dctcp" in _named(info, name):
+                verb = "is" if name == "congestion" else "has"
+                raise ValueError(f'"queue" or "phantom", because {name} {verb} "dctcp"')
         return marking
 
     @field_validator("line_bits_per_second", "near_rtt_micros", "far_rtt_micros")
     @classmethod
     def _check_network(cls, value: int | None, info: ValidationInfo) -> int | None:
-        congestion = info.data.get("congestion", "rate")
-        if value is None and congestion != "rate":
-            raise ValueError(f'a number, because congestion is "{congestion}"')
+        for name in ("congestion", "congestion_allowed"):
+            for found in _named(info, name):
+                if value is None and found != "rate":
+                    verb = "is" if name == "congestion" else "has"
+                    raise ValueError(f'a number, because {name} {verb} "{found}"')
         near = info.data.get("near_rtt_micros")
         if info.field_name == "far_rtt_micros" and (value or 0) < (near or 0):
             raise ValueError(f"at least near_rtt_micros, {near}")

@@ -63,13 +63,20 @@ async def connected(
     via: Callable[[list[str]], list[str]] = lambda _: [],
     name: str = "data",
     early: bool = False,
+    congestion: tuple[str, str] = ("", ""),
 ) -> AsyncIterator[tuple[Session, Session]]:
-    """Open a session from left to right, both jobs in this process."""
+    """Open a session from left to right, both jobs in this process; `congestion`: of each end."""
     async with contextlib.AsyncExitStack() as stack:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(
                 stack.enter_async_context(
-                    listen_session(right.sessions, name, region_bytes=REGION, early=early)
+                    listen_session(
+                        right.sessions,
+                        name,
+                        region_bytes=REGION,
+                        early=early,
+                        congestion=congestion[1],
+                    )
                 )
             )
             via_addresses = via(await wait_listening(right, name))
@@ -84,6 +91,7 @@ async def connected(
                         rate_bits_per_second=RATE,
                         via_addresses=via_addresses,
                         early=early,
+                        congestion=congestion[0],
                     )
                 )
             )

@@ -28,8 +28,6 @@ INTERVAL_SECONDS = 1.0
 """Interval at which counters are read."""
 LEAST_READS: Final = 300
 """Reads over which the least round trip is taken: after as many, a longer one is the path's own."""
-QUEUE_NANOS_MIN: Final = 500_000
-"""Shorter delays are the hosts' and no queue of the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +56,7 @@ class Planned(Protocol):
 class _Counters:
     """Converts a session's counters to its path's."""
 
-    def __init__(self, *, are_marks_queues: bool) -> None:
-        self._are_marks_queues = are_marks_queues
-        self._lost = 0
+    def __init__(self) -> None:
         self._round_trips: deque[int] = deque(maxlen=LEAST_READS)
 
     @property
@@ -68,23 +64,15 @@ class _Counters:
         """The least round trip of the last LEAST_READS reads, of which there must be one."""
         return min(self._round_trips) / 1e9
 
-    def read(self, statistics: dict[str, int]) -> tuple[PathCounters, float]:
-        """Return the path's counters, and the queueing delay of packets on it in round trips."""
-        # A packet first counted as lost may arrive late and be uncounted: the known losses never
-        # decrease.
-        self._lost = max(self._lost, statistics["lost_packets"])
-        srtt = statistics["srtt_nanos"]
-        self._round_trips.append(srtt)
-        least = min(self._round_trips)
-        queueing = srtt - least
-        counters = PathCounters(
-            sent=statistics["packets_sent"],
-            lost=self._lost,
-            loss_runs=statistics["lost_runs"],
-            congestion_marks=statistics["ce_echoed"] if self._are_marks_queues else 0,
+    def read(self, statistics: dict[str, int]) -> PathCounters:
+        """Return the path's counters."""
+        self._round_trips.append(statistics["srtt_nanos"])
+        return PathCounters(
+            sent=statistics["clear_packets"],
+            lost=statistics["clear_losses"],
+            loss_runs=statistics["clear_runs"],
             local_drops=statistics["send_drops"],
         )
-        return counters, queueing / max(least, 1) if queueing >= QUEUE_NANOS_MIN else 0.0
 
 
 async def keep_planned(
@@ -95,7 +83,6 @@ async def keep_planned(
     assumed: PathLoss,
     caution: float = 0.0,
     objective: str = Objective.AUTO.value,
-    are_marks_queues: bool = True,
     waits_for_data: bool = False,
     interval_seconds: float = INTERVAL_SECONDS,
     measured: Callable[[PathLoss, float], None] = lambda *_: None,
@@ -105,9 +92,8 @@ async def keep_planned(
     A plan costs up to seconds of processor time. So none is made for an end that sends nothing:
     with `waits_for_data` the first one when data has left, and a new one only when more has.
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    Losses caused by congestion change nothing; `are_marks_queues`: marked packets show it, as they
-    do unless phantom queues mark them. `caution`: as for `plan`. `measured` gets each
-    estimate, and the number of packets that it is based on.
+    `caution`: as for `plan`. `measured` gets each estimate, and the number of packets that it is
+    based on.
     """
     given_up = threading.Event()
 
@@ -132,7 +118,7 @@ async def keep_planned(
                 _keep(
                     session,
                     make,
-                    counters=_Counters(are_marks_queues=are_marks_queues),
+                    counters=_Counters(),
                     interval_seconds=interval_seconds,
                     waits_for_data=waits_for_data,
                     measured=measured,
@@ -167,8 +153,7 @@ async def _keep(
             _install(session, planner)
         await asyncio.sleep(interval_seconds)
         statistics = session.statistics()
-        found, queueing = counters.read(statistics)
-        estimator.observe(found, queue_delay_round_trips=queueing)
+        estimator.observe(counters.read(statistics))
         estimate = estimator.estimate
         loss = estimate.loss
         measured(PathLoss(rate=loss.rate, burst_packets=loss.burst_packets), estimate.packets)

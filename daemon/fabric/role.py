@@ -69,6 +69,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             pinned_bytes_max=config.pinned_bytes_max,
             steering=Steering(
                 congestion=config.congestion,
+                allowed=config.congestion_allowed,
                 marking=config.marking,
                 line_bits_per_second=config.line_bits_per_second or 0,
                 near_rtt_micros=config.near_rtt_micros or 0,

@@ -46,6 +46,7 @@ from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.session_plans import SessionPlans
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.snapshots import Snapshots
+from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.fabric.units import UNIT_GRAIN_BYTES, candidates, route_mtu, unit_max
 from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.peers import PeerIncarnation
@@ -112,6 +113,7 @@ class _Target:
     rate_bits_per_second: int
     via_addresses: tuple[str, ...]
     admission: Admission
+    steering: Steering
     early: bool
 
 
@@ -184,6 +186,7 @@ class FabricService:
         peer_tenants: tuple[str, ...] = (),
         peer_nodes: tuple[str, ...] = (),
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         uid: int | None = None,
     ) -> Grant:
@@ -194,16 +197,19 @@ class FabricService:
 
         The peer must be one of `peer_nodes` (empty: all) of `peer_tenants` (empty: this fabric's),
         and its job must know `secret`. Offers of others are refused, and the listener keeps
-        waiting. `early`: see `open`.
+        waiting. `congestion`, `early`: see `open`.
         """
         self._limits.check_name(display_name)
         job = self.jobs.of(job_token, uid=uid)
         # Also if the session that has it ends before a peer comes.
         region = self._limits.region(job, region_bytes=region_bytes, region_of=region_of)
+        steering = self.settings.steering.chosen(congestion)
         with admission(
             own_tenant=self._own().tenant, tenants=peer_tenants, nodes=peer_nodes, secret=secret
         ) as admitted:
-            return await self._listen(job_token, uid, display_name, region, admitted, early=early)
+            return await self._listen(
+                job_token, uid, display_name, region, admitted, steering=steering, early=early
+            )
 
     async def _listen(
         self,
@@ -213,6 +219,7 @@ class FabricService:
         region: int | SharedRegion,
         admitted: Admission,
         *,
+        steering: Steering,
         early: bool,
     ) -> Grant:
         while True:
@@ -235,6 +242,7 @@ class FabricService:
                 is_initiator=False,
                 unit_bytes=unit_bytes,
                 admitted=admitted,
+                steering=steering,
             )
             try:
                 await session.wait_begun()
@@ -266,16 +274,18 @@ class FabricService:
         via_addresses: tuple[str, ...] = (),
         peer_tenant: str = "",
         secret: bytes = b"",
+        congestion: str = "",
         early: bool = False,
         uid: int | None = None,
     ) -> Grant:
         """Open a session to a peer's listener of that name; `peer_tenant` empty: this fabric's own.
 
         The job must be one of user `uid` (None: of any). `region_of`: as in `listen`. `secret`:
-        what the listener's job must know. `early`: return once the peers have keys, before a path
-        has answered, unless the unit is still to be found; a path that does not answer in time ends
-        the session then. Raises UsageError for values out of range, UnavailableError if a limit is
-        reached, the peer has no listener (for this fabric) or the path is not validated in time,
+        what the listener's job must know. `congestion`: the controller of what this end sends;
+        empty: the fabric's. `early`: return once the peers have keys, before a path has answered,
+        unless the unit is still to be found; a path that does not answer in time ends the session
+        then. Raises UsageError for values out of range, UnavailableError if a limit is reached, the
+        peer has no listener (for this fabric) or the path is not validated in time,
         VerificationError if the exchange was tampered with, the peer is another tenant's or its job
         has another secret.
         """
@@ -286,6 +296,7 @@ class FabricService:
         self._limits.check_rate(rate_bits_per_second)
         self._limits.check_share(rate_bits_per_second)
         self._limits.check_peer_address(peer_address)
+        steering = self.settings.steering.chosen(congestion)
         if via_addresses:
             check_addresses(via_addresses, "session.via_address.malformed", wires=("udp",))
         tenants = (peer_tenant,) if peer_tenant else ()
@@ -298,6 +309,7 @@ class FabricService:
                 rate_bits_per_second=rate_bits_per_second,
                 via_addresses=via_addresses,
                 admission=admitted,
+                steering=steering,
                 early=early,
             )
             return await self._open(job, display_name, region, target)
@@ -313,6 +325,7 @@ class FabricService:
             is_initiator=True,
             unit_bytes=units[0],
             admitted=target.admission,
+            steering=target.steering,
         )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
@@ -363,7 +376,6 @@ class FabricService:
                 idle_timeout_seconds=self.settings.idle_timeout_seconds,
                 reordering_micros=self.settings.reordering_micros,
                 path_threads=self.settings.path_threads,
-                steering=self.settings.steering,
                 known_window=self._known_window(peer.subject, peer_addresses),
                 is_initiator=False,
                 permit=self._permit(peer_of(peer.subject)),
@@ -568,7 +580,6 @@ class FabricService:
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             path_threads=self.settings.path_threads,
-            steering=self.settings.steering,
             known_window=self._known_window(link.subject, peer_addresses),
             is_initiator=True,
             permit=self._permit(peer_of(link.subject)),
@@ -667,6 +678,7 @@ class FabricService:
         is_initiator: bool,
         unit_bytes: int,
         admitted: Admission,
+        steering: Steering,
     ) -> Session:
         self._limits.check_count(len(self._sessions))
         self._limits.check_job(job, region=region)
@@ -699,7 +711,14 @@ class FabricService:
             is_initiator=is_initiator,
             unit_bytes=unit_bytes,
         )
-        session = Session(identity, endpoint, job=job, admission=admitted, on_closed=self._retire)
+        session = Session(
+            identity,
+            endpoint,
+            job=job,
+            admission=admitted,
+            steering=steering,
+            on_closed=self._retire,
+        )
         self._sessions[identity.name] = session
         job.regions[identity.name] = memory
         return session

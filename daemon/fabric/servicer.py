@@ -155,6 +155,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 peer_tenants=tuple(request.peer_tenants),
                 peer_nodes=tuple(request.peer_nodes),
                 secret=request.secret,
+                congestion=request.congestion,
                 early=request.early,
             )
         )
@@ -176,6 +177,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 via_addresses=tuple(request.via_addresses),
                 peer_tenant=request.peer_tenant,
                 secret=request.secret,
+                congestion=request.congestion,
                 early=request.early,
             )
         )
@@ -324,6 +326,7 @@ def _session(session: Session) -> sessions_pb2.Session:
         data_addresses=session.data_addresses,
         outlook=_outlook(session),
         paths=[_path(path) for path in session.paths()],
+        congestion=session.steering.congestion,
     )
 
 

@@ -71,7 +71,6 @@ class Start:
     idle_timeout_seconds: float
     reordering_micros: int
     path_threads: int
-    steering: Steering
     known_window: PathWindow | None = None
     is_initiator: bool
     permit: Permit
@@ -101,6 +100,7 @@ class Session:
         *,
         job: Job,
         admission: Admission,
+        steering: Steering,
         on_closed: "Callable[[Session], None]",
     ) -> None:
         self.identity = identity
@@ -108,6 +108,8 @@ class Session:
         """Owner; the session ends with it."""
         self.admission = admission
         """Peers that may be the other end."""
+        self.steering = steering
+        """Congestion control of what this end sends."""
         self.is_answering = False
         """A waiting listener whose answer to an offer is being made: others get another one."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
@@ -149,7 +151,7 @@ class Session:
                 idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
                 reordering_ns=start.reordering_micros * 1000,
                 path_threads=start.path_threads,
-                steering=start.steering.for_engine(start.known_window),
+                steering=self.steering.for_engine(start.known_window),
                 initiator=start.is_initiator,
                 permit=start.permit,
             )

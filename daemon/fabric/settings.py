@@ -56,7 +56,7 @@ class FabricSettings:
     path_threads: int = 0
     """Threads beside a session's own that seal, send, receive and open for its paths."""
     steering: Steering = field(default_factory=Steering)
-    """Congestion control of all sessions."""
+    """Congestion control of sessions, and what jobs may choose."""
     establish_timeout_seconds: float = 10.0
     """Time limit from OpenSession until the path is validated."""
     drain_timeout_seconds: float = 10.0

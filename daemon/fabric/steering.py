@@ -1,10 +1,11 @@
 """How the sessions of a fabric steer what they send: the operator's words for the engine's."""
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from sealane import _native
 from sealane.daemon.fabric.known_paths import PathWindow
+from sealane.errors import UsageError
 
 CONTROLLERS: Final = {
     ("uno", "phantom"): "uno",
@@ -25,6 +26,8 @@ class Steering:
 
     congestion: str = "rate"
     """`rate`: the operator's rate with a circuit breaker; otherwise one of CONTROLLERS."""
+    allowed: tuple[str, ...] = ()
+    """What jobs may choose for a session instead."""
     marking: str = "queue"
     """What marks packets on the way: the switches' queues, phantom queues, or nothing."""
     line_bits_per_second: int = 0
@@ -33,6 +36,21 @@ class Steering:
     """Round trip within a data centre, without queues."""
     far_rtt_micros: int = 0
     """Longest round trip between data centres, without queues."""
+
+    def chosen(self, congestion: str) -> Self:
+        """Return the settings of a session whose job chooses a controller; empty: the fabric's.
+
+        UsageError `session.congestion.not_allowed` if the operator allows no such choice.
+        """
+        if congestion in {"", self.congestion}:
+            return self
+        if congestion not in self.allowed:
+            allowed = ", ".join(dict.fromkeys((self.congestion, *self.allowed)))
+            raise UsageError(
+                "session.congestion.not_allowed",
+                f"congestion {congestion[:32]!r} is not allowed here; allowed: {allowed}",
+            )
+        return replace(self, congestion=congestion)
 
     def for_engine(self, known: PathWindow | None = None) -> _native.Steering:
         """Return the settings as the engine takes them, for a path with a known window."""

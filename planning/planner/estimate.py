@@ -1,7 +1,7 @@
 """Estimates a path's loss from its counters, with confidence intervals; decides when to replan.
 
-Only unexplained losses count. Losses together with congestion marks or a queue are for the rate
-control to handle, and drops by this host's own queues didn't happen on the path.
+Only unexplained losses count. The session leaves out those that come with a queue, which are for
+the rate control to handle; drops by this host's own queues didn't happen on the path.
 """
 
 import math
@@ -31,22 +31,21 @@ ROUND_TRIP_CHANGE: Final = 1.5
 """Factor beyond the planned round trip at which a plan is out of date …"""
 ROUND_TRIP_CHANGE_SECONDS: Final = 1e-3
 """… if it also differs by more than this: below, plans hardly differ."""
-QUEUE_DELAY_MAX: Final = 0.05
-"""Queueing delay, in round trips, above which losses count as congestion."""
 BURST_MAX: Final = 1e4
 RATE_MAX: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCounters:
-    """Counters of one path since its opening, in packets; `sent`, `lost` include local drops."""
+    """Counters of one path since its opening, in packets, without those beside a queue.
+
+    `sent`, `lost` include local drops.
+    """
 
     sent: int = 0
     lost: int = 0
     loss_runs: int = 0
     """Runs of consecutive losses."""
-    congestion_marks: int = 0
-    """CE marks echoed by the peer."""
     local_drops: int = 0
     """Packets that this host's own queues refused."""
 
@@ -58,8 +57,7 @@ class PathCounters:
             sent=added[0],
             lost=added[1],
             loss_runs=added[2],
-            congestion_marks=added[3],
-            local_drops=added[4],
+            local_drops=added[3],
         )
 
 
@@ -158,45 +156,28 @@ def _has_changed(steady: Evidence, recent: Evidence) -> bool:
 
 
 class LossEstimator:
-    """Estimates one path's loss, from intervals without congestion in them or their neighbours."""
+    """Estimates one path's loss."""
 
     def __init__(self) -> None:
         self._counters = PathCounters()
-        self._waiting: Evidence | None = None
-        self._was_congested = False
         self._steady = Evidence()
         self._recent = Evidence()
-        self.congestion_losses = 0
-        """Packets lost in intervals of congestion."""
         self.local_drops = 0
         """Packets dropped by this host's own queues."""
 
-    def observe(self, counters: PathCounters, *, queue_delay_round_trips: float = 0.0) -> None:
-        """Process the present counters, and the path's queueing delay in round trips."""
+    def observe(self, counters: PathCounters) -> None:
+        """Process the present counters."""
         added = counters.since(self._counters)
         self._counters = counters
-        is_congested = added.congestion_marks > 0 or queue_delay_round_trips > QUEUE_DELAY_MAX
         self.local_drops += added.local_drops
         lost = max(added.lost - added.local_drops, 0)
-        newest = Evidence(
-            sent=max(added.sent - added.local_drops, lost),
-            lost=lost,
-            runs=min(added.loss_runs, lost) if lost else 0,
+        self._count(
+            Evidence(
+                sent=max(added.sent - added.local_drops, lost),
+                lost=lost,
+                runs=min(added.loss_runs, lost) if lost else 0,
+            )
         )
-        if is_congested:
-            # Losses in the interval just before are part of the same congestion.
-            if self._waiting is not None:
-                self.congestion_losses += round(self._waiting.lost)
-            self.congestion_losses += lost
-            self._waiting = None
-        elif self._was_congested:
-            self.congestion_losses += lost
-            self._waiting = None
-        else:
-            if self._waiting is not None:
-                self._count(self._waiting)
-            self._waiting = newest
-        self._was_congested = is_congested
 
     @property
     def estimate(self) -> LossEstimate:

@@ -81,6 +81,7 @@ class Session(message.Message):
     OUTLOOK_FIELD_NUMBER: builtins.int
     PATHS_FIELD_NUMBER: builtins.int
     UID_FIELD_NUMBER: builtins.int
+    CONGESTION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"sessions/{id}" """
     display_name: builtins.str
@@ -93,6 +94,8 @@ class Session(message.Message):
     close_reason: builtins.str
     uid: builtins.int
     """user of the job that owns it"""
+    congestion: builtins.str
+    """controller of what this end sends: fabric.congestion, or as chosen"""
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
@@ -125,10 +128,11 @@ class Session(message.Message):
         outlook: Outlook | None = ...,
         paths: abc.Iterable[Path] | None = ...,
         uid: builtins.int = ...,
+        congestion: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["outlook", b"outlook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_addresses", b"data_addresses", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "paths", b"paths", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "uid", b"uid", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "congestion", b"congestion", "data_addresses", b"data_addresses", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "paths", b"paths", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "uid", b"uid", "unit_bytes", b"unit_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,6 +338,7 @@ class ListenSessionRequest(message.Message):
     SECRET_FIELD_NUMBER: builtins.int
     EARLY_FIELD_NUMBER: builtins.int
     REGION_OF_FIELD_NUMBER: builtins.int
+    CONGESTION_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     job_token: builtins.bytes
@@ -343,6 +348,8 @@ class ListenSessionRequest(message.Message):
     early: builtins.bool
     """as in OpenSessionRequest"""
     region_of: builtins.str
+    """as in OpenSessionRequest"""
+    congestion: builtins.str
     """as in OpenSessionRequest"""
     @builtins.property
     def peer_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -363,10 +370,11 @@ class ListenSessionRequest(message.Message):
         secret: builtins.bytes = ...,
         early: builtins.bool = ...,
         region_of: builtins.str = ...,
+        congestion: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "region_of", b"region_of", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["congestion", b"congestion", "display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_nodes", b"peer_nodes", "peer_tenants", b"peer_tenants", "region_bytes", b"region_bytes", "region_of", b"region_of", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,6 +393,7 @@ class OpenSessionRequest(message.Message):
     SECRET_FIELD_NUMBER: builtins.int
     EARLY_FIELD_NUMBER: builtins.int
     REGION_OF_FIELD_NUMBER: builtins.int
+    CONGESTION_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     peer_node: builtins.str
@@ -406,6 +415,10 @@ class OpenSessionRequest(message.Message):
     """A session of the same job whose region this one shares; region_bytes is 0 then, or its size.
     Empty: a new region of region_bytes.
     """
+    congestion: builtins.str
+    """Congestion controller of what this end sends: fabric.congestion or one of
+    fabric.congestion_allowed; empty: fabric.congestion.
+    """
     @builtins.property
     def via_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Relays: addresses to send data packets to, one per path, instead of those that the peer
@@ -426,10 +439,11 @@ class OpenSessionRequest(message.Message):
         secret: builtins.bytes = ...,
         early: builtins.bool = ...,
         region_of: builtins.str = ...,
+        congestion: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "region_of", b"region_of", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["congestion", b"congestion", "display_name", b"display_name", "early", b"early", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "peer_tenant", b"peer_tenant", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "region_of", b"region_of", "secret", b"secret", "via_addresses", b"via_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

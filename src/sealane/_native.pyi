@@ -586,6 +586,25 @@ def simulate_flows(
     Raises ValueError for a cell that cannot be run, naming the value and the range.
     """
 
+def simulate_sessions(
+    *,
+    starts_nanos: Sequence[int],
+    rate_bits_per_second: int,
+    link: LinkSettings,
+    time_nanos: int,
+    congestion: str | None = None,
+    are_marks_queues: bool = True,
+    seed: int = 0,
+) -> list[dict[str, int]]:
+    """Let sessions send through one link for a time; return statistics of the sending ends.
+
+    Each sends without end from its start on, at `rate_bits_per_second` at most. `link` is for both
+    directions. `congestion` names the controller of all; None: the rate alone. `are_marks_queues`:
+    a mark of the link means a queue.
+
+    Raises ValueError for a link or controller that isn't valid, and for no or too many sessions.
+    """
+
 # Storage data path
 class QueueError(Exception):
     """A queue ended or timed out. Arguments: (reason id, text)."""

@@ -540,6 +540,7 @@ ReasonId = Literal[
     "session.closed.revoked",
     "session.closed.shutdown",
     "session.closed.unknown",
+    "session.congestion.not_allowed",
     "session.count.limit",
     "session.display_name.length",
     "session.draining",

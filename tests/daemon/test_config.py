@@ -291,6 +291,31 @@ MISTAKES = {
             'because congestion is "uno" [config.value]'
         ),
     ),
+    "marks that nobody makes, for a session": (
+        FABRIC + 'congestion_allowed = ["dctcp"]\nmarking = "none"\n',
+        (
+            'fabric.marking: found "none"; allowed: "queue" or "phantom", '
+            'because congestion_allowed has "dctcp" [config.value]'
+        ),
+    ),
+    "a session's controller without its network": (
+        FABRIC + 'congestion_allowed = ["rate", "uno"]\n',
+        (
+            "fabric.line_bits_per_second: found null; allowed: a number, "
+            'because congestion_allowed has "uno" [config.value]'
+        ),
+    ),
+    "an unknown controller for a session": (
+        FABRIC + 'congestion_allowed = ["rate", "bbr"]\n',
+        (
+            'fabric.congestion_allowed.1: found "bbr"; '
+            "allowed: 'rate', 'uno', 'gemini' or 'dctcp' [config.value]"
+        ),
+    ),
+    "a controller for a session that is no list": (
+        FABRIC + 'congestion_allowed = "rate"\n',
+        'fabric.congestion_allowed: found "rate"; allowed: an array [config.type]',
+    ),
     "an unknown controller": (
         FABRIC + 'congestion = "bbr"\n',
         (

@@ -91,6 +91,19 @@ async def test_a_job_gets_no_session_early_whose_memories_may_change(
         assert receiver.region[:20_000] == sender.region[:20_000]
 
 
+async def test_a_job_gets_none_whose_memories_may_change_while_no_path_answers(
+    make_fabric: MakeFabric,
+) -> None:
+    async with (
+        make_fabric("fabric-a", unit_bytes=None, establish_timeout_seconds=0.3) as left,
+        make_fabric("fabric-b", unit_bytes=None) as right,
+    ):
+        with pytest.raises(ExceptionGroup) as refused:
+            async with unvalidated(left, right):
+                pytest.fail("a session")
+        assert [error.reason for error in refused.value.exceptions] == ["session.establish.timeout"]
+
+
 async def test_a_drain_lets_messages_under_way_finish(fabrics: Any) -> None:
     left, right = fabrics
     async with unvalidated(left, right) as (sender, receiver):

@@ -25,17 +25,9 @@ class FakeSession:
         self.installed: list[list[tuple[int, int, int, int]]] = []
         self._looks = looks
         self._closed = asyncio.Event()
-        self._added = {"data_packets_sent": added.get("packets_sent", 0)} | added
+        self._added = {"data_packets_sent": added.get("clear_packets", 0)} | added
         self._counters = dict.fromkeys(
-            (
-                "packets_sent",
-                "data_packets_sent",
-                "lost_packets",
-                "lost_runs",
-                "ce_echoed",
-                "send_drops",
-            ),
-            0,
+            ("data_packets_sent", "clear_packets", "clear_losses", "clear_runs", "send_drops"), 0
         )
 
     def statistics(self) -> dict[str, int]:
@@ -62,7 +54,6 @@ async def planned(
     *,
     objective: str = "mean",
     caution: float = 0.0,
-    are_marks_queues: bool = True,
     waits_for_data: bool = False,
     **added: int,
 ) -> FakeSession:
@@ -74,7 +65,6 @@ async def planned(
         assumed=PathLoss(rate=assumed_loss),
         caution=caution,
         objective=objective,
-        are_marks_queues=are_marks_queues,
         waits_for_data=waits_for_data,
         interval_seconds=INTERVAL,
     )
@@ -104,7 +94,7 @@ async def test_the_operator_says_what_is_to_be_small() -> None:
 
 
 async def test_parity_of_caution_ends_once_packets_have_arrived() -> None:
-    session = await planned(1e-5, 6, objective="auto", caution=1e-2, packets_sent=100_000)
+    session = await planned(1e-5, 6, objective="auto", caution=1e-2, clear_packets=100_000)
     first, last = session.installed[0], session.installed[-1]
     assert is_coded(first, 64 << 10)
     assert not is_coded(first, 64 << 20), "longer than a round trip"
@@ -112,7 +102,7 @@ async def test_parity_of_caution_ends_once_packets_have_arrived() -> None:
 
 
 async def test_losses_that_nothing_explains_make_another_plan() -> None:
-    session = await planned(1e-6, packets_sent=10_000, lost_packets=200, lost_runs=100)
+    session = await planned(1e-6, clear_packets=10_000, clear_losses=200, clear_runs=100)
 
     assert len(session.installed) == 2
     assert not is_coded(session.installed[0], 1 << 20)
@@ -123,7 +113,7 @@ async def test_losses_that_nothing_explains_make_another_plan() -> None:
 
 
 async def test_an_end_that_sends_no_data_plans_nothing() -> None:
-    control = {"packets_sent": 10_000, "lost_packets": 200, "lost_runs": 100}
+    control = {"clear_packets": 10_000, "clear_losses": 200, "clear_runs": 100}
     receiver = await planned(1e-2, **control, data_packets_sent=0, waits_for_data=True)
     assert receiver.installed == []
     sender = await planned(1e-2, **control, waits_for_data=True)
@@ -132,49 +122,26 @@ async def test_an_end_that_sends_no_data_plans_nothing() -> None:
     assert len((await planned(1e-6, **control, data_packets_sent=0)).installed) == 1
 
 
-async def test_losses_with_congestion_marks_and_local_drops_make_none() -> None:
-    losses = {"packets_sent": 10_000, "lost_packets": 200, "lost_runs": 100}
-
-    assert len((await planned(1e-6, **losses, ce_echoed=1)).installed) == 1
+async def test_local_drops_make_none() -> None:
+    losses = {"clear_packets": 10_000, "clear_losses": 200, "clear_runs": 100}
     assert len((await planned(1e-6, **losses, send_drops=200)).installed) == 1
 
 
-async def test_marks_of_a_phantom_queue_say_nothing_about_losses() -> None:
-    losses = {"packets_sent": 10_000, "lost_packets": 200, "lost_runs": 100, "ce_echoed": 1}
-    session = await planned(1e-6, **losses, are_marks_queues=False)
+def test_the_round_trip_is_the_least_of_the_last_reads() -> None:
+    counters = _Counters()
+    names = ("clear_packets", "clear_losses", "clear_runs", "send_drops")
 
-    assert len(session.installed) == 2
-    assert is_coded(session.installed[1], 1 << 20)
+    def read(milliseconds: int) -> float:
+        counters.read(dict.fromkeys(names, 0) | {"srtt_nanos": milliseconds * 1_000_000})
+        return counters.round_trip_seconds
 
-
-def queueing(counters: _Counters, *milliseconds: float) -> list[float]:
-    """Return the queueing delays, in round trips, that these round trips show one after another."""
-    names = ("packets_sent", "lost_packets", "lost_runs", "ce_echoed", "send_drops")
-    others = dict.fromkeys(names, 0)
-    reads = [others | {"srtt_nanos": round(each * 1e6)} for each in milliseconds]
-    return [counters.read(each)[1] for each in reads]
-
-
-def test_a_queue_is_what_a_round_trip_has_over_the_least() -> None:
-    counters = _Counters(are_marks_queues=True)
-    assert queueing(counters, 25, 30, 30, 20) == pytest.approx([0, 0.2, 0.2, 0])
-    assert queueing(counters, 30) == pytest.approx([0.5])
-
-
-def test_what_hosts_add_to_a_short_round_trip_is_no_queue() -> None:
-    assert queueing(_Counters(are_marks_queues=True), 0.05, 0.2, 0.5) == [0, 0, 0]
-
-
-def test_a_longer_route_is_no_queue_for_ever() -> None:
-    counters = _Counters(are_marks_queues=True)
-    found = queueing(counters, 25, *[60] * LEAST_READS)
-    assert found[-2] > 1
-    assert found[-1] == 0
+    assert [read(each) for each in (25, 30, 20, 30)] == [0.025, 0.025, 0.02, 0.02]
+    assert [read(30) for _ in range(LEAST_READS - 1)][-2:] == [0.02, 0.03]
 
 
 async def test_what_is_measured_is_told() -> None:
     told: list[tuple[PathLoss, float]] = []
-    session = FakeSession(looks=6, packets_sent=10_000, lost_packets=200, lost_runs=100)
+    session = FakeSession(looks=6, clear_packets=10_000, clear_losses=200, clear_runs=100)
     await keep_planned(
         session,
         rate_bits_per_second=RATE,

@@ -65,6 +65,7 @@ def session_over(endpoint: FakeEndpoint) -> Session:
         endpoint,  # type: ignore[arg-type]
         job=None,  # type: ignore[arg-type]
         admission=None,  # type: ignore[arg-type]
+        steering=Steering(),
         on_closed=lambda _: None,
     )
 
@@ -79,7 +80,6 @@ def start() -> Start:
         idle_timeout_seconds=1.5,
         reordering_micros=3000,
         path_threads=2,
-        steering=Steering(),
         is_initiator=True,
         permit=Permit(),
     )

@@ -5,9 +5,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sealane_proto::congestion::{ALGORITHMS, Algorithm};
 use sealane_proto::fabric::Sites;
-use sealane_sim::{Balance, Cell, Code, Congestion, FlowSetup, RIVALS, run_cell};
+use sealane_proto::session::Marks;
+use sealane_sim::{
+    Balance, Cell, Code, Congestion, FlowSetup, RIVALS, Shared, run_cell, run_shared,
+};
 
 use crate::link::LinkSettings;
+use crate::simulation::statistics;
 
 /// Runs many flows in one network in virtual time. See `_native.pyi`.
 #[pyfunction]
@@ -86,6 +90,45 @@ pub fn simulate_flows<'py>(
     result.set_item("near_rtt_nanos", cell.round_trip(false))?;
     result.set_item("far_rtt_nanos", cell.round_trip(true))?;
     Ok(result)
+}
+
+/// Lets sessions send through one link in virtual time. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (
+    *,
+    starts_nanos,
+    rate_bits_per_second,
+    link,
+    time_nanos,
+    congestion = None,
+    are_marks_queues = true,
+    seed = 0,
+))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments are the settings")]
+pub fn simulate_sessions<'py>(
+    py: Python<'py>,
+    starts_nanos: Vec<u64>,
+    rate_bits_per_second: u64,
+    link: LinkSettings,
+    time_nanos: u64,
+    congestion: Option<&str>,
+    are_marks_queues: bool,
+    seed: u64,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let algorithm = |name| named("congestion", name, &ALGORITHMS);
+    let shared = Shared {
+        seed,
+        link: link.config,
+        rate_bytes_per_second: rate_bits_per_second / 8,
+        starts: starts_nanos,
+        congestion: congestion.map(algorithm).transpose()?,
+        marks: if are_marks_queues { Marks::Queues } else { Marks::PhantomQueues },
+        time: time_nanos,
+    };
+    let sessions = py
+        .detach(|| run_shared(&shared))
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    sessions.iter().map(|counters| statistics(py, counters)).collect()
 }
 
 fn congestion_of(name: &str, without: &[String]) -> PyResult<Congestion> {

@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use crate::bitmap::ChunkBitmap;
     #[pymodule_export]
-    use crate::flows::simulate_flows;
+    use crate::flows::{simulate_flows, simulate_sessions};
     #[pymodule_export]
     use crate::latency::{latencies, latency_bounds};
     #[pymodule_export]

@@ -231,7 +231,11 @@ fn outcome_of<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, Py
     Ok(result)
 }
 
-fn statistics<'py>(py: Python<'py>, counters: &SessionStatistics) -> PyResult<Bound<'py, PyDict>> {
+/// All of a session's statistics by name.
+pub fn statistics<'py>(
+    py: Python<'py>,
+    counters: &SessionStatistics,
+) -> PyResult<Bound<'py, PyDict>> {
     let result = PyDict::new(py);
     for (name, value) in counters.fields() {
         result.set_item(name, value)?;

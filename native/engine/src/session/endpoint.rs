@@ -428,3 +428,77 @@ impl Drop for Endpoint {
         self.close("session.closed.requested");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rustix::event::{PollFd, PollFlags, poll};
+    use sealane_proto::aead::Secret;
+    use sealane_proto::session::Reliability;
+
+    use super::super::completion::Status;
+    use super::super::entry::{Operation, Submission, Terms};
+    use super::super::job::Job;
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn job_of(endpoint: &mut Endpoint) -> Job {
+        let JobDescriptors { region, submission, completion, bell } =
+            endpoint.take_job_descriptors().unwrap();
+        Job::attach(region, submission, completion, bell).unwrap()
+    }
+
+    /// An end whose peer is silent.
+    fn started() -> Endpoint {
+        let config = EndpointConfig {
+            region_bytes: 1 << 16,
+            ring_entries: 16,
+            unit_bytes: 1408,
+            chunk_units: 16,
+            slots: 16,
+        };
+        let bind = [Bind::Udp("127.0.0.1:0".parse().unwrap())];
+        let mut endpoint = Endpoint::new(config, &bind, None, 0).unwrap();
+        let own = endpoint.local_addresses().to_vec();
+        let start = StartConfig {
+            peer_addresses: own,
+            connection_id_local: 1,
+            connection_id_peer: 2,
+            units: Units::fixed(1408),
+            rate_bits_per_second: 1_000_000_000,
+            steering: Steering::default(),
+            idle_timeout_nanos: 60_000_000_000,
+            reordering_nanos: 0,
+            is_initiator: true,
+            permit: None,
+            path_threads: 0,
+        };
+        let secret = |byte: u8| Secret::take(&mut [byte; 32]);
+        let keys = SessionKeys { send: secret(1), receive: secret(2), token_seed: [3; 32] };
+        endpoint.start(&start, &keys).unwrap();
+        endpoint
+    }
+
+    #[test]
+    fn what_the_job_submits_after_a_drain_is_refused_even_if_the_worker_sees_it_first() {
+        let mut endpoint = started();
+        let mut job = job_of(&mut endpoint);
+        // As if `drain` had come this far when the job posts.
+        endpoint.report.is_to_drain.store(true, Ordering::Release);
+        let kind = Operation::Send(Terms::new(Reliability::SelectiveRepeat));
+        job.post(&Submission { kind, offset: 0, length: 8, user_data: 7 }).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let found = loop {
+            let left = until.checked_duration_since(Instant::now()).expect("a completion in time");
+            let timeout = left.try_into().unwrap();
+            let doorbell = job.doorbell();
+            poll(&mut [PollFd::from_borrowed_fd(doorbell, PollFlags::IN)], Some(&timeout)).unwrap();
+            if let Some(found) = job.completions(1).unwrap().pop() {
+                break found;
+            }
+        };
+        assert_eq!((found.user_data, found.status), (7, Status::Draining));
+    }
+}

@@ -74,6 +74,8 @@ pub struct Gemini {
     decreased_at: Nanos,
     /// When a loss last had its effect.
     lost_at: Option<Nanos>,
+    /// At the last report the delay showed a queue.
+    finds_queue: bool,
 }
 
 impl Gemini {
@@ -93,6 +95,7 @@ impl Gemini {
             rtt_least: Nanos::MAX,
             decreased_at: 0,
             lost_at: None,
+            finds_queue: false,
             window,
         }
     }
@@ -194,6 +197,7 @@ impl Controller for Gemini {
         }
         let is_marked = report.marked_bytes > 0;
         let is_delayed = self.is_delayed();
+        self.finds_queue = is_delayed;
         if is_marked || is_delayed {
             if self.unsent <= 0.0 {
                 self.decrease(is_marked, is_delayed, now);
@@ -208,5 +212,9 @@ impl Controller for Gemini {
 
     fn timed_out(&mut self, now: Nanos) {
         self.lost(now);
+    }
+
+    fn finds_queue(&self) -> bool {
+        self.finds_queue
     }
 }

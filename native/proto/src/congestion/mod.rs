@@ -120,6 +120,13 @@ pub trait Controller: Debug + Send {
     /// Processes that nothing was reported for a time-out although packets are in flight, or, where
     /// losses are known only by a time-out, that packets of one timed out.
     fn timed_out(&mut self, now: Nanos);
+
+    /// Whether the last report showed it a queue: packets wait for longer than it tolerates, or a
+    /// buffer has overflowed. Marks are no such sign, since they may come from phantom queues; a
+    /// controller that goes by marks alone finds none.
+    fn finds_queue(&self) -> bool {
+        false
+    }
 }
 
 /// A controller with its rules.

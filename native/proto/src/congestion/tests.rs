@@ -357,6 +357,44 @@ fn a_pause_is_not_an_epoch_after_the_other() {
 }
 
 #[test]
+fn a_buffer_that_overflows_is_a_queue_and_marks_alone_are_none() {
+    let lost = |lost_packets| Report { lost_packets, ..Report::default() };
+    let mut doubling = Driven::uno(Rules::DEFAULT, FAR);
+    // Too early for a doubling that the loss could undo.
+    doubling.run(FAR / 4, FAR / 16, 0);
+    assert!(!doubling.flow.finds_queue());
+    let packets = whole(doubling.window() / 4096.0);
+    doubling.flow.reported(&lost(packets / 4), doubling.now);
+    assert!(doubling.flow.finds_queue());
+    doubling.report(4096, 0);
+    assert!(!doubling.flow.finds_queue());
+    let mut marked = Driven::uno(Rules::DEFAULT, FAR).begin();
+    marked.run(3 * FAR, FAR / 16, 0);
+    marked.report(4096, 4096);
+    assert!(!marked.flow.finds_queue(), "it may be a phantom queue");
+    marked.flow.reported(&lost(1), marked.now);
+    assert!(marked.flow.finds_queue(), "the last doubling was too much");
+    marked.flow.reported(&lost(1), marked.now);
+    assert!(!marked.flow.finds_queue(), "once");
+}
+
+#[test]
+fn a_delay_that_gemini_yields_to_is_a_queue() {
+    let finds = |queue, tenths| {
+        let mut flow = Driven::new(Algorithm::Gemini(GeminiRules::RELEASED), FAR).begin();
+        flow.run(3 * FAR, FAR / 16, 0);
+        flow.queue = queue;
+        flow.run(4 * FAR, FAR / 16, tenths);
+        flow.flow.finds_queue()
+    };
+    assert!(finds(200 * MICROSECOND, 0));
+    assert!(!finds(50 * MICROSECOND, 10));
+    let mut dctcp = Driven::new(Algorithm::Dctcp, FAR).begin();
+    dctcp.run(3 * FAR, FAR / 16, 10);
+    assert!(!dctcp.flow.finds_queue(), "what a mark means, the session knows");
+}
+
+#[test]
 fn losses_of_a_lossy_path_do_not_end_the_doubling() {
     let mut flow = Driven::uno(Rules::DEFAULT, FAR);
     for _ in 0..32 {
@@ -365,6 +403,7 @@ fn losses_of_a_lossy_path_do_not_end_the_doubling() {
         // Five in a hundred.
         let lost_packets = whole(before / 16.0 / 4096.0 / 20.0);
         flow.flow.reported(&Report { lost_packets, ..Report::default() }, flow.now);
+        assert!(!flow.flow.finds_queue());
     }
     let grown = flow.window() / (0.02 * FAR_PRODUCT);
     assert!(grown > 3.0, "{grown} times the first window after two round trips");

@@ -159,6 +159,8 @@ pub struct Uno {
     losses_from: Nanos,
     /// Until then, a loss undoes the last doubling.
     undo_until: Nanos,
+    /// At the last report losses showed that a buffer has overflowed.
+    finds_queue: bool,
     /// When the last mark was reported …
     last_mark: Nanos,
     /// … and the last packet sent.
@@ -185,6 +187,7 @@ impl Uno {
             doubling_bytes: 0,
             losses_from: 0,
             undo_until: 0,
+            finds_queue: false,
             last_mark: now,
             last_sent: now,
             window,
@@ -290,7 +293,7 @@ impl Uno {
         // A report may span several epochs. Each has its effect, or sparse reports would make far
         // flows yield less than near ones.
         let passed = if self.rules.guarded { 1 + (report.sent_at - *end) / length } else { 1 };
-        *end += passed * length;
+        *end = end.saturating_add(passed.saturating_mul(length));
         (*bytes, *marked_bytes) = (0, 0);
         let passed = passed.min(1 << 16) as i32;
         self.marked = share + (1.0 - GAIN).powi(passed) * (self.marked - share);
@@ -361,6 +364,7 @@ impl Controller for Uno {
             self.doubling_lost = self.doubling_lost.saturating_add(report.lost_packets);
         }
         self.doubling_bytes = self.doubling_bytes.saturating_add(report.bytes);
+        self.finds_queue = self.is_doubling() && self.has_overflowed();
         if !self.is_doubling() {
             if self.doubling_below > 0.0 {
                 // It has got there, and is not to double again.
@@ -378,6 +382,7 @@ impl Controller for Uno {
         if report.lost_packets > 0 && now < self.undo_until {
             // The last doubling was too much: a buffer has overflowed.
             self.undo_until = 0;
+            self.finds_queue = true;
             self.window.set(self.window.bytes() * DOUBLING_KEEPS);
         }
         if report.bytes == 0 {
@@ -412,5 +417,9 @@ impl Controller for Uno {
             self.losses_from = Nanos::MAX;
             self.adapt(now);
         }
+    }
+
+    fn finds_queue(&self) -> bool {
+        self.finds_queue
     }
 }

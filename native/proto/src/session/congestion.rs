@@ -155,6 +155,18 @@ impl Congestion {
         }
     }
 
+    /// Packets of a path that a real queue has marked, since the start.
+    #[must_use]
+    pub fn queue_marks(&self, account: &PathAccount) -> u64 {
+        if self.steering.marks == Marks::Queues { account.received.ce } else { 0 }
+    }
+
+    /// Whether the controller, if there is one, finds a queue.
+    #[must_use]
+    pub fn finds_queue(&self) -> bool {
+        self.steered.as_ref().is_some_and(|steered| steered.controller.finds_queue())
+    }
+
     /// Records that a packet leaves.
     pub fn sent(&mut self, wire_bytes: u64, now: Nanos) {
         if let Some(steered) = &mut self.steered {
@@ -390,6 +402,13 @@ mod tests {
         assert_eq!(report(&mut congestion, 0, 1, MILLISECOND, MILLISECOND), 10 * MILLISECOND);
         let queued = report(&mut congestion, 1, 1, 12 * MILLISECOND, 10 * MILLISECOND);
         assert_eq!(queued, 12 * MILLISECOND);
+    }
+
+    #[test]
+    fn only_marks_of_real_queues_show_one() {
+        assert_eq!(steered().queue_marks(&account(10, 10, 3)), 0);
+        let congestion = Congestion::new(&config(), Steering::default());
+        assert_eq!(congestion.queue_marks(&account(10, 10, 3)), 3);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod drain;
 mod ecn;
 mod epochs;
 mod events;
+mod evidence;
 mod flight;
 pub mod frame;
 mod gaps;

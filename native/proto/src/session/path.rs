@@ -14,6 +14,7 @@ use super::challenges::Challenges;
 use super::config::SessionConfig;
 use super::datagram::Source;
 use super::ecn::{Ecn, PathCounts};
+use super::evidence::Evidence;
 use super::gaps::{Gaps, LossCounts, Timing};
 use super::marking::Marking;
 use super::narrow::Narrow;
@@ -137,6 +138,8 @@ pub struct Path {
     pub narrow: Narrow,
     /// This end's packets that did not arrive, according to the peer.
     pub peer_losses: LossCounts,
+    /// What of that says something about the path's own loss.
+    pub evidence: Evidence,
     /// Packets sent up to the newest that the peer has.
     pub packets_reported: u64,
     /// When the newest packet that the peer has reported was sent.
@@ -179,6 +182,7 @@ impl Path {
             marking: Marking::new(has_canaries),
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
+            evidence: Evidence::default(),
             packets_reported: 0,
             reported_sent_at: 0,
             is_as_stated: false,

@@ -10,6 +10,7 @@ use crate::link::Nanos;
 
 use super::config::{Detection, SessionConfig};
 use super::congestion::{Congestion, Steering, Verdict};
+use super::evidence::Signs;
 use super::path::{Pace, Path};
 use super::rtt::{Echo, timeout_of};
 use super::subflows::Subflows;
@@ -304,6 +305,12 @@ impl Paths {
         self.congestion.rely_on_marks(do_marks_arrive, slowest, now);
         let verdict =
             self.congestion.reported(path, &account, (echo, (own, slowest)), is_limited, now);
+        let signs = Signs {
+            rtt: echo.and_then(|echo| echo.rtt),
+            marked: self.congestion.queue_marks(&account),
+            is_found: self.congestion.finds_queue(),
+        };
+        self[path].evidence.reported(&account, signs, now);
         if verdict == Verdict::Changed {
             self.adopt_allowances(now);
         }

@@ -34,7 +34,7 @@ pub struct RoundTrip {
     /// Bytes sent up to the newest of them that the peer has reported.
     reported_bytes: u64,
     smoothed: Option<Nanos>,
-    least: Least,
+    least: Least<LEAST_INTERVAL>,
 }
 
 /// A sent packet that the peer has reported.
@@ -46,23 +46,26 @@ pub struct Echo {
     pub rtt: Option<Nanos>,
 }
 
-/// The least sample of late.
+/// The least sample of the present and the last interval of this length.
 #[derive(Debug, Default)]
-struct Least {
+pub struct Least<const INTERVAL: Nanos> {
     since: Nanos,
     present: Option<Nanos>,
     last: Option<Nanos>,
 }
 
-impl Least {
-    fn sample(&mut self, rtt: Nanos, now: Nanos) {
-        if now.saturating_sub(self.since) >= LEAST_INTERVAL {
+impl<const INTERVAL: Nanos> Least<INTERVAL> {
+    /// Adds a sample.
+    pub fn sample(&mut self, rtt: Nanos, now: Nanos) {
+        if now.saturating_sub(self.since) >= INTERVAL {
             (self.since, self.last) = (now, self.present.take());
         }
         self.present = Some(self.present.map_or(rtt, |present| present.min(rtt)));
     }
 
-    fn get(&self) -> Option<Nanos> {
+    /// The least one; `None` before the first.
+    #[must_use]
+    pub fn get(&self) -> Option<Nanos> {
         self.present.into_iter().chain(self.last).min()
     }
 }

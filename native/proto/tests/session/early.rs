@@ -2,7 +2,7 @@
 
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, CompletionStatus, Ecn, Event, Follow, SessionConfig, Source,
+    Arrival, CompletionStatus, Ecn, Event, Follow, PathId, SessionConfig, Source,
 };
 
 use crate::pair::{DELAY, MILLISECOND, Pair, UNIT, config, end_with, path_of, receive, send};
@@ -82,6 +82,35 @@ fn lost_units_are_not_sent_again_beyond_the_ten() {
         !is_unit(datagram) && (index == 1 || datagram.len() < 256)
     });
     assert!((8..=EARLY_UNITS).contains(&units), "{units}");
+}
+
+#[test]
+fn none_goes_to_an_unanswered_path_once_another_has_answered() {
+    let config = |index| SessionConfig { paths: 2, slots: 16, ..config(index) };
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+    for _ in 0..EARLY_UNITS {
+        pair.ends[1].post_receive(receive(0, UNIT), 0).unwrap();
+    }
+    // The peer is heard on both, but hears nothing on one of them.
+    let silent = PathId(1);
+    let (mut sent, mut units, mut heard) = (0, 0, PathId(0));
+    for _ in 0..1000 {
+        pair.run_filtered(10 * MILLISECOND, |index, datagram| {
+            if index == 0 {
+                heard = path_of(datagram);
+            } else if is_unit(datagram) {
+                units += 1;
+                assert_ne!(path_of(datagram), silent);
+            }
+            index == 0 || path_of(datagram) != silent
+        });
+        if pair.ends[0].is_established() && heard == silent && sent < EARLY_UNITS {
+            pair.ends[0].post_send(send(0, UNIT), pair.now).unwrap();
+            sent += 1;
+        }
+    }
+    assert_eq!((units, sent), (EARLY_UNITS, EARLY_UNITS));
+    assert_eq!(statuses(&pair.events[0]).len() as u64, EARLY_UNITS);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod acceptance;
 mod commands;
 mod drain;
 mod early;
+mod evidence;
 mod hostile;
 mod migration;
 mod packets;

@@ -12,6 +12,7 @@ mod lean;
 mod rivals;
 mod run;
 mod sessions;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ pub use balance::Balance;
 pub use lean::run_cell;
 pub use rivals::{Congestion, RIVALS};
 pub use sessions::{SessionsSetup, Tampering, Victims, run_sessions};
+pub use shared::{Shared, run_shared};
 
 /// Payload of a packet; all packets are full.
 pub const PAYLOAD_BYTES: u32 = 4096;

@@ -7,13 +7,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sealane_proto::aead::Secret;
-use sealane_proto::congestion::Algorithm;
 use sealane_proto::fabric::{Class, Fabric, NodeId, Packet};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CompletionStatus, Departure, Detection, Ecn, Event, IpVersion, Marks, Memory,
     PACKETS_PER_KEY, PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session,
-    SessionConfig, SessionKeys, Source, Steering,
+    SessionConfig, SessionKeys, SessionStatistics, Source, Steering,
 };
 
 use super::run::{World, run};
@@ -36,6 +35,8 @@ pub struct SessionsSetup {
     pub paths: u8,
     /// What marks mean.
     pub marks: Marks,
+    /// Whether ports send short packets first.
+    pub control_first: bool,
     /// Code of the messages of flows between data centres; k, m.
     pub code: Option<(u8, u8)>,
     /// What becomes of the marks of the first flow, or of all flows, and from when on.
@@ -89,7 +90,7 @@ impl Memory for NoMemory {
 
 /// A datagram in the network.
 #[derive(Debug, Clone)]
-struct Datagram {
+pub(super) struct Datagram {
     /// 0: to the receiver of the flow; 1: to its sender.
     direction: usize,
     path: PathId,
@@ -177,7 +178,7 @@ fn message_of(setup: &FlowSetup, number: u64) -> (u64, u64) {
     (offset, MESSAGE_BYTES.min(setup.bytes - offset))
 }
 
-struct Sessions {
+pub(super) struct Sessions {
     setup: SessionsSetup,
     fabric: Fabric<Datagram>,
     pairs: Vec<Pair>,
@@ -196,7 +197,13 @@ struct Sessions {
 pub fn run_sessions(cell: &Cell, setup: SessionsSetup) -> Result<CellOutcome, CellError> {
     cell.validate()?;
     let Congestion::Product(algorithm) = cell.congestion else { return Err(CellError::Rival) };
-    Ok(run(cell, &mut Sessions::new(cell, algorithm, setup)))
+    let domain = cell.domain(0);
+    let steering = Steering {
+        congestion: Some((algorithm, domain)),
+        marks: setup.marks,
+        ..Steering::default()
+    };
+    Ok(run(cell, &mut Sessions::new(cell, setup, steering, domain.line_bytes_per_second)))
 }
 
 impl Pair {
@@ -211,13 +218,8 @@ impl Pair {
 }
 
 impl Sessions {
-    fn new(cell: &Cell, algorithm: Algorithm, setup: SessionsSetup) -> Self {
-        let domain = cell.domain(0);
-        let steering = Steering {
-            congestion: Some((algorithm, domain)),
-            marks: setup.marks,
-            ..Steering::default()
-        };
+    /// A session for each flow, each with this rate in bytes per second.
+    pub(super) fn new(cell: &Cell, setup: SessionsSetup, steering: Steering, rate: u64) -> Self {
         let config = SessionConfig {
             connection_id_local: 1,
             connection_id_peer: 1,
@@ -226,7 +228,7 @@ impl Sessions {
             paths: setup.paths,
             chunk_units: 16,
             slots: SLOTS,
-            rate_bytes_per_second: domain.line_bytes_per_second,
+            rate_bytes_per_second: rate,
             idle_timeout: IDLE,
             reordering: 0,
             detection: Detection::Reports,
@@ -273,6 +275,11 @@ impl Sessions {
         world
     }
 
+    /// Statistics of the sending ends.
+    pub(super) fn statistics(&self) -> Vec<SessionStatistics> {
+        self.pairs.iter().map(|pair| pair.ends[0].statistics()).collect()
+    }
+
     /// Lets time pass for an end, sends what it may send, and arranges its next wake.
     fn drive(&mut self, index: usize, end: usize, now: Nanos) {
         let pair = &mut self.pairs[index];
@@ -311,7 +318,7 @@ impl Sessions {
             }
             let wire_bytes = (session.wire_bytes_sent() - before) as u32;
             let Departure { path, ecn, .. } = session.departure();
-            let is_short = wire_bytes <= CONTROL_BYTES_MAX;
+            let is_short = wire_bytes <= CONTROL_BYTES_MAX && self.setup.control_first;
             let packet = Packet {
                 to: NodeId(other),
                 flow: index as u64,

@@ -214,7 +214,13 @@ fn cells_that_cannot_be_run_are_refused() {
 
 /// Sessions as the product configures them.
 fn product() -> SessionsSetup {
-    SessionsSetup { paths: 10, marks: Marks::PhantomQueues, code: None, tampering: None }
+    SessionsSetup {
+        paths: 10,
+        marks: Marks::PhantomQueues,
+        control_first: true,
+        code: None,
+        tampering: None,
+    }
 }
 
 /// Mean times of the same flows as lean models and as the product's sessions, in ms.

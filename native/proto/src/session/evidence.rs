@@ -1,0 +1,285 @@
+//! What says something about a path's own loss: packets and losses while the path has no queue.
+//!
+//! A buffer that is full drops packets, too. Parity against these would only be more to drop, so
+//! they are for rate control alone. A path's time is cut into rounds of a round trip. In a round
+//! there was a queue
+//! * if no packet's round trip was near the least of the last minutes: the level counts, so a queue
+//!   that stands for long is still one, and jitter is none;
+//! * if packets were marked CE, where marks come from real queues;
+//! * or if the congestion controller found one.
+//!
+//! A loss may be reported a round before or after the queue that caused it, so the rounds beside one
+//! with a queue say nothing either.
+
+use crate::link::Nanos;
+
+use super::path::PathAccount;
+use super::rtt::Least;
+
+/// Fewest round trips that a round must measure: of so many, jitter leaves one short.
+const ROUND_SAMPLES: u32 = 8;
+/// Longest round, in round trips: reports may be rare.
+const ROUND_MAX: Nanos = 8;
+/// A packet has waited in a queue if its round trip is longer than the least by one part in this
+/// many …
+const QUEUE_PARTS: Nanos = 20;
+/// … and by this: shorter delays are the hosts'.
+const QUEUE_MIN: Nanos = 500_000;
+/// The least round trip is that of the present and the last interval of this length: after that, a
+/// longer one is the path's own.
+const LEAST_INTERVAL: Nanos = 150_000_000_000;
+
+/// Packets of this end, and those of them that were lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Packets that arrived or were lost.
+    pub packets: u64,
+    /// Packets that were lost, without those that arrived late.
+    pub lost: u64,
+    /// Runs of consecutive lost packets.
+    pub runs: u64,
+}
+
+impl Losses {
+    /// What was added since `older`. A peer that claims more than was sent only counts what was
+    /// sent.
+    fn since(self, older: Self) -> Self {
+        let packets = self.packets.saturating_sub(older.packets);
+        let lost = self.lost.saturating_sub(older.lost).min(packets);
+        Self { packets, lost, runs: self.runs.saturating_sub(older.runs).min(lost) }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.lost += other.lost;
+        self.runs += other.runs;
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            packets: self.packets.max(other.packets),
+            lost: self.lost.max(other.lost),
+            runs: self.runs.max(other.runs),
+        }
+    }
+}
+
+/// What a report says about queues on the path.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Signs {
+    /// Round trip of the newest packet, if the report measures it.
+    pub rtt: Option<Nanos>,
+    /// Packets that a real queue has marked, since the start.
+    pub marked: u64,
+    /// The congestion controller finds a queue.
+    pub is_found: bool,
+}
+
+/// The evidence of one path.
+#[derive(Debug, Default)]
+pub struct Evidence {
+    least: Least<LEAST_INTERVAL>,
+    /// The most that the peer has reported.
+    known: Losses,
+    marked: u64,
+    /// When the round began …
+    began: Nanos,
+    /// … what was known then, …
+    known_before: Losses,
+    /// … how many round trips it has measured, and the least of them, …
+    samples: u32,
+    shortest: Nanos,
+    /// … and whether marks or the controller have shown a queue.
+    is_queued: bool,
+    /// The round before, unless there was a queue in it or before it.
+    waiting: Option<Losses>,
+    was_queued: bool,
+    /// Rounds without a queue.
+    clear: Losses,
+}
+
+impl Evidence {
+    /// Packets and losses of rounds that say something about the path, without the last ones.
+    #[must_use]
+    pub fn clear(&self) -> Losses {
+        self.clear
+    }
+
+    /// Processes the peer's report.
+    pub fn reported(&mut self, account: &PathAccount, signs: Signs, now: Nanos) {
+        let reported = Losses {
+            packets: account.packets_reported,
+            lost: account.lost_packets,
+            runs: account.lost_runs,
+        };
+        // A packet that was counted as lost may arrive late: what is known never decreases.
+        self.known = self.known.most(reported);
+        self.is_queued |= signs.is_found || signs.marked > self.marked;
+        self.marked = self.marked.max(signs.marked);
+        if let Some(rtt) = signs.rtt {
+            self.least.sample(rtt, now);
+            self.shortest = if self.samples == 0 { rtt } else { self.shortest.min(rtt) };
+            self.samples += 1;
+        }
+        let length = now.saturating_sub(self.began);
+        let is_measured = length >= account.srtt && self.samples >= ROUND_SAMPLES;
+        if is_measured || length >= account.srtt.saturating_mul(ROUND_MAX) {
+            self.end_round(now);
+        }
+    }
+
+    /// Whether none of the round's packets was as fast as the path is without a queue.
+    fn is_delayed(&self) -> bool {
+        let least = self.least.get().filter(|_| self.samples > 0);
+        least.is_some_and(|least| {
+            self.shortest > least.saturating_add(QUEUE_MIN.max(least / QUEUE_PARTS))
+        })
+    }
+
+    fn end_round(&mut self, now: Nanos) {
+        let is_queued = self.is_queued || self.is_delayed();
+        let newest = self.known.since(self.known_before);
+        let waiting = self.waiting.take();
+        if !is_queued && !self.was_queued {
+            self.clear.add(waiting.unwrap_or_default());
+            self.waiting = Some(newest);
+        }
+        self.was_queued = is_queued;
+        (self.began, self.known_before) = (now, self.known);
+        (self.samples, self.is_queued) = (0, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Nanos = 1_000_000;
+    const RTT: Nanos = 25 * MILLISECOND;
+
+    /// A path with a report every sixteenth of a round trip.
+    #[derive(Default)]
+    struct Path {
+        evidence: Evidence,
+        account: PathAccount,
+        marked: u64,
+        now: Nanos,
+    }
+
+    impl Path {
+        /// Rounds with 160 packets, of which so many are lost, each measured by `rtt`.
+        fn rounds(&mut self, count: u64, lost: u64, rtt: impl Fn(u64) -> Nanos, is_found: bool) {
+            self.account.srtt = RTT;
+            for report in 0..count * 16 {
+                self.now += RTT / 16;
+                self.account.packets_reported += 10;
+                if report % 16 == 8 {
+                    self.account.lost_packets += lost;
+                    self.account.lost_runs += lost.min(1);
+                }
+                let signs = Signs { rtt: Some(rtt(report)), marked: self.marked, is_found };
+                self.evidence.reported(&self.account, signs, self.now);
+            }
+        }
+
+        fn lost(&self) -> u64 {
+            self.evidence.clear().lost
+        }
+    }
+
+    #[test]
+    fn losses_of_a_path_without_a_queue_count_even_with_jitter() {
+        let mut path = Path::default();
+        let jitter = |report| RTT + (report * 7 % 16) * RTT / 100;
+        path.rounds(100, 2, jitter, false);
+        let clear = path.evidence.clear();
+        // The last rounds may still turn out to be beside one with a queue.
+        assert!((14_000..=16_000).contains(&clear.packets), "{clear:?}");
+        assert_eq!((clear.lost * 80, clear.runs * 160), (clear.packets, clear.packets));
+    }
+
+    #[test]
+    fn losses_beside_a_queue_do_not_count_however_long_it_stands() {
+        let mut path = Path::default();
+        path.rounds(10, 0, |_| RTT, false);
+        path.rounds(1, 5, |_| RTT, false);
+        path.rounds(5_000, 5, |_| RTT + 2 * MILLISECOND, false);
+        path.rounds(1, 5, |_| RTT, false);
+        path.rounds(10, 0, |_| RTT, false);
+        assert_eq!(path.lost(), 0);
+        let before = path.evidence.clear().packets;
+        path.rounds(10, 5, |_| RTT + MILLISECOND, false);
+        assert!(path.lost() > 0, "a twentieth of a round trip is no queue");
+        assert!(path.evidence.clear().packets > before);
+    }
+
+    #[test]
+    fn what_hosts_add_to_a_short_round_trip_is_no_queue() {
+        let mut path = Path::default();
+        path.rounds(10, 0, |_| 50_000, false);
+        path.rounds(10, 1, |_| 500_000, false);
+        assert!(path.lost() > 5);
+    }
+
+    #[test]
+    fn a_longer_route_is_no_queue_for_ever() {
+        let mut path = Path::default();
+        path.rounds(10, 0, |_| RTT, false);
+        let rounds = LEAST_INTERVAL / RTT;
+        path.rounds(rounds, 1, |_| 2 * RTT, false);
+        assert_eq!(path.lost(), 0);
+        path.rounds(rounds + 10, 1, |_| 2 * RTT, false);
+        assert!(path.lost() > 5);
+    }
+
+    #[test]
+    fn losses_beside_marks_of_real_queues_do_not_count() {
+        let mut path = Path::default();
+        path.rounds(10, 0, |_| RTT, false);
+        let before = path.evidence.clear().packets;
+        for _ in 0..10 {
+            path.marked += 1;
+            path.rounds(1, 5, |_| RTT, false);
+        }
+        assert_eq!(path.lost(), 0);
+        assert!(path.evidence.clear().packets < before + 3 * 160, "nor do the packets");
+    }
+
+    #[test]
+    fn losses_while_the_controller_finds_a_queue_do_not_count() {
+        let mut path = Path::default();
+        path.rounds(10, 5, |_| RTT, true);
+        assert_eq!(path.evidence.clear(), Losses::default());
+    }
+
+    #[test]
+    fn rounds_end_although_nothing_is_measured() {
+        let mut path = Path::default();
+        for _ in 0..100 {
+            path.now += RTT;
+            path.account = PathAccount {
+                packets_reported: path.account.packets_reported + 10,
+                lost_packets: path.account.lost_packets + 1,
+                srtt: RTT,
+                ..PathAccount::default()
+            };
+            path.evidence.reported(&path.account, Signs::default(), path.now);
+        }
+        assert!(path.lost() > 70, "{:?}", path.evidence.clear());
+    }
+
+    #[test]
+    fn claims_beyond_what_was_sent_and_absurd_round_trips_are_harmless() {
+        let mut path = Path::default();
+        path.rounds(10, 0, |_| RTT, false);
+        path.account.lost_packets = u64::MAX;
+        path.account.lost_runs = u64::MAX;
+        path.rounds(10, 0, |_| RTT, false);
+        let clear = path.evidence.clear();
+        assert!(clear.lost <= clear.packets && clear.runs <= clear.lost, "{clear:?}");
+        // With these nothing is known, as beside a queue.
+        let mut path = Path::default();
+        path.rounds(10, 5, |report| if report == 0 { 1 } else { Nanos::MAX - report }, false);
+        assert_eq!(path.lost(), 0);
+    }
+}
