@@ -13,6 +13,7 @@ use sealane_engine::session::endpoint::{Endpoint, EndpointConfig, StartConfig, S
 use sealane_engine::session::entry::{Operation, Submission, Terms};
 use sealane_engine::session::job::Job;
 use sealane_engine::session::statistics;
+use sealane_engine::session::wire::{Bind, WireAddress};
 use sealane_proto::aead::Secret;
 use sealane_proto::session::{Reliability, SessionKeys, Steering, Units};
 
@@ -73,14 +74,14 @@ impl Shape {
             chunk_units: self.chunk,
             slots: u16::try_from(self.in_flight.next_power_of_two())?,
         };
-        let bind = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); self.paths];
-        let mut endpoint = Endpoint::new(config, &bind, None)?;
+        let bind = vec![Bind::Udp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))); self.paths];
+        let mut endpoint = Endpoint::new(config, &bind, None, 0)?;
         let job = endpoint.take_job_descriptors().context("descriptors")?;
         let job = Job::attach(job.region, job.submission, job.completion, job.bell)?;
         Ok((endpoint, job))
     }
 
-    fn start(&self, endpoint: &mut Endpoint, peer: &[SocketAddr], index: u64) -> Result<()> {
+    fn start(&self, endpoint: &mut Endpoint, peer: &[WireAddress], index: u64) -> Result<()> {
         let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
         let keys = SessionKeys {
             send: secret(index),
