@@ -57,7 +57,7 @@ impl Order {
 
     /// Units left to the end of the data or, after it, of the parity.
     #[must_use]
-    pub fn to_go(&self, layout: &Layout) -> u32 {
+    pub fn remaining(&self, layout: &Layout) -> u32 {
         let is_data = self.passed < layout.data_units();
         let end = if is_data { layout.data_units() } else { layout.coded_units() };
         end.saturating_sub(self.passed)
@@ -143,11 +143,11 @@ mod tests {
         let mut order = Order::new(&layout, 1);
         let mut to_go = Vec::new();
         while order.next(&layout).is_some() {
-            to_go.push(order.to_go(&layout));
+            to_go.push(order.remaining(&layout));
             order.advance();
         }
         assert_eq!(to_go, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 3, 2, 1]);
-        assert_eq!(order.to_go(&layout), 0);
+        assert_eq!(order.remaining(&layout), 0);
     }
 
     proptest! {

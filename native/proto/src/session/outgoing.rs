@@ -118,9 +118,9 @@ impl Outgoing {
 
     /// Units left until it may be complete; 0 for a stream, whose end is not known.
     #[must_use]
-    pub fn to_go(&self) -> u32 {
+    pub fn remaining(&self) -> u32 {
         match &self.body {
-            Body::Whole { order, .. } => order.to_go(&self.layout),
+            Body::Whole { order, .. } => order.remaining(&self.layout),
             Body::Stream(_) => 0,
         }
     }

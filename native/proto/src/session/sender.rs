@@ -326,7 +326,7 @@ impl Sender {
     #[must_use]
     pub fn units_to_go(&self) -> u32 {
         let first = self.ready.first().and_then(|(_, number)| self.window.get(*number));
-        first.map_or(0, Outgoing::to_go)
+        first.map_or(0, Outgoing::remaining)
     }
 
     /// Whether an earlier message than the one that would leave first has not ended.
