@@ -219,6 +219,10 @@ bench-sessions-field: build ## the same with bursts, jitter, outages and more (r
 bench-sessions-fairness: build ## how jobs, sessions and priorities share a fabric (3 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions fairness $(ARGS)
 
+.PHONY: bench-sessions-pace
+bench-sessions-pace: build ## processor time of a GB by rate, compared with TLS and QUIC (root, Cargo; 8 minutes, resumable)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions pace $(ARGS)
+
 .PHONY: bench-sessions-threads
 bench-sessions-threads: build ## rate of a session by path threads, message size and chunk (Cargo; 10 minutes)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions threads $(ARGS)

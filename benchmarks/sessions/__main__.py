@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "lab": "benchmarks.sessions.lab.command",
     "field": "benchmarks.sessions.field.command",
     "fairness": "benchmarks.sessions.fairness.command",
+    "pace": "benchmarks.sessions.pace_command",
     "threads": "benchmarks.sessions.threads_command",
     "workers": "benchmarks.sessions.workers.command",
 }

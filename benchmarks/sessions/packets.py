@@ -174,10 +174,10 @@ async def profile(*, mtu: int, size: int, rate: int) -> dict[str, float]:
 async def transfer(way: str, *, mtu: int, size: int, rate: int = 0, pace: int = 0) -> Sample:
     """Move `size` bytes in one direction and return the figures of both ends.
 
-    `rate`: a session's rate, bit/s. `pace`, for `PACED_WAYS`: limits any sender to that many bit/s
-    instead.
+    `rate`: a session's rate, bit/s. `pace`: limits any sender to that many bit/s instead; QUIC, by
+    its link.
     """
-    async with veth(mtu) as ends:
+    async with veth(mtu, 0 if way in PACED_WAYS else pace) as ends:
         if way == "session":
             peers = _ends(ends, mtu=mtu, size=size, rate=pace or rate)
             _begin(peers)

@@ -93,13 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Jobs:
     """The processes that use the two daemons."""
 
-    def __init__(self, near: Daemon, far: Daemon) -> None:
+    def __init__(self, near: Daemon, far: Daemon, *, region_bytes: int = LONG + MIB) -> None:
         self._near, self._far = near, far
+        self._defaults = {"region_bytes": region_bytes, "rate_bits_per_second": RATE}
 
     async def start(self, what: str, daemon: Daemon, **part: Any) -> asyncio.subprocess.Process:
         """Start one, and wait for its first line if it writes one before it begins."""
-        told = part | {"socket": str(daemon.socket), "region_bytes": LONG + MIB}
-        told |= {"rate_bits_per_second": RATE, "settle_seconds": SETTLE_SECONDS}
+        told = self._defaults | part
+        told |= {"socket": str(daemon.socket), "settle_seconds": SETTLE_SECONDS}
         told |= {"peer_address": self._far.addresses["fabric_control"]}
         module = ("-m", "benchmarks.sessions.fairness.peer")
         process = await asyncio.create_subprocess_exec(

@@ -20,7 +20,7 @@ use crate::udp::Udp;
 
 const MILLISECOND: Nanos = 1_000_000;
 /// Thirty milliseconds at the rate.
-const MESSAGE_BYTES: usize = 1_200_000;
+pub(super) const MESSAGE_BYTES: usize = 1_200_000;
 /// Packets of about three milliseconds.
 const BUFFER_BYTES: usize = 128 << 10;
 

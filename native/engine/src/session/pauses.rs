@@ -9,10 +9,16 @@ use super::share::Flow;
 /// A paced sender wakes up for this many packets at once, half of the machine's burst; the other
 /// half compensates for late timers …
 const PACKETS_PER_PAUSE: u64 = BURST_PACKETS / 2;
-/// … and after at most this time, as in Linux's TCP pacing (`sk_pacing_shift`) …
+/// … for no more than this many bytes, …
+const BYTES_PER_PAUSE_MAX: u64 = 288_000;
+/// … and after at most this time, as in Linux's TCP pacing (`sk_pacing_shift`), except amid a long
+/// message ([`Session::lull`]) …
 const UNITS_NANOS_MAX: Nanos = 1_000_000;
 /// … and control frames wait at most this long.
 const CONTROL_NANOS_MAX: Nanos = 250_000;
+
+/// One pause in so many is not spent deaf, so that round trips are measured.
+const PAUSES_PER_SAMPLE: u8 = 8;
 
 /// With a congestion controller a round trip has at least this many pauses.
 const PAUSES_PER_ROUND_TRIP: u64 = 64;
@@ -26,12 +32,15 @@ pub(super) struct Pauses {
     control: Nanos,
     /// Units wait until this time, even if some could leave earlier.
     units_at: Nanos,
+    /// Deaf pauses since the last other one.
+    deaf: u8,
 }
 
 impl Pauses {
     pub(super) fn new(session: &Session) -> Self {
         let config = session.config();
         let bytes = PACKETS_PER_PAUSE * config.datagram_bytes_max() as u64;
+        let bytes = bytes.min(BYTES_PER_PAUSE_MAX);
         let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
         // A congestion controller of a near session judges what happens within its round trip; one
         // of a far session is content with a fraction of its own.
@@ -40,7 +49,7 @@ impl Pauses {
         });
         let nanos = nanos.min(epoch);
         let (units, control) = (nanos.min(UNITS_NANOS_MAX), nanos.min(CONTROL_NANOS_MAX));
-        Self { units, control, units_at: 0 }
+        Self { units, control, units_at: 0, deaf: 0 }
     }
 
     /// When to wake up unless something arrives; `None`: only then. `is_blocked`: the kernel accepts
@@ -58,7 +67,7 @@ impl Pauses {
             self.units_at = 0;
             due
         } else if is_paced(session, flow) {
-            self.paced_wake_at(due, without_units(session), now)
+            self.paced_wake_at(due, without_units(session), session.lull(), now)
         } else {
             self.units_at = 0;
             due.map(|at| self.after_control(at, now))
@@ -66,14 +75,15 @@ impl Pauses {
     }
 
     /// The wake-up time while the rate holds units back. `due`: the first due time; `others`: the
-    /// first one of anything but units.
+    /// first one of anything but units; `lull`: how long the pause may be amid a long message.
     fn paced_wake_at(
         &mut self,
         due: Option<Nanos>,
         others: Option<Nanos>,
+        lull: Nanos,
         now: Nanos,
     ) -> Option<Nanos> {
-        let mut pause_ends = now.saturating_add(self.units);
+        let mut pause_ends = now.saturating_add(self.units.max(lull));
         if now < self.units_at {
             // An interruption does not restart the pause.
             pause_ends = pause_ends.min(self.units_at);
@@ -81,6 +91,16 @@ impl Pauses {
         self.units_at = due?.max(pause_ends);
         let others = others.map(|at| self.after_control(at, now));
         others.into_iter().chain([self.units_at]).min()
+    }
+
+    /// Whether to sleep through what arrives during the pause that [`Self::until`] has begun.
+    pub(super) fn is_deaf(&mut self, session: &Session, now: Nanos) -> bool {
+        let pause = self.units_at.saturating_sub(now);
+        if pause == 0 || !session.may_read_late(pause) {
+            return false;
+        }
+        self.deaf = (self.deaf + 1) % PAUSES_PER_SAMPLE;
+        self.deaf > 0
     }
 
     fn after_control(&self, at: Nanos, now: Nanos) -> Nanos {
@@ -117,13 +137,13 @@ mod tests {
     use sealane_proto::session::{ReceiveRequest, Reliability, SendRequest};
 
     use super::*;
-    use crate::session::full_socket_tests::{exchange, sending};
+    use crate::session::full_socket_tests::{End, MESSAGE_BYTES, exchange, post, sending};
 
     const MILLISECOND: Nanos = 1_000_000;
     const MICROSECOND: Nanos = 1000;
 
     fn pauses(units: Nanos) -> Pauses {
-        Pauses { units, control: units.min(CONTROL_NANOS_MAX), units_at: 0 }
+        Pauses { units, control: units.min(CONTROL_NANOS_MAX), units_at: 0, deaf: 0 }
     }
 
     #[test]
@@ -131,25 +151,115 @@ mod tests {
         let mut slow = pauses(1000 * MICROSECOND);
         let now = 7_000_000;
         let units = now + 120 * MICROSECOND;
-        assert_eq!(slow.paced_wake_at(Some(units), None, now), Some(now + 1000 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(Some(units), None, 0, now), Some(now + 1000 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
         // Something else is due: it waits no longer than before, and the units still wait.
         let soon = Some(now + 40 * MICROSECOND);
-        assert_eq!(slow.paced_wake_at(soon, soon, now), Some(now + 250 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(soon, soon, 0, now), Some(now + 250 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
         // Nor does their wait restart because something was received meanwhile.
         let heard = now + 400 * MICROSECOND;
-        assert_eq!(slow.paced_wake_at(Some(units), None, heard), Some(now + 1000 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(Some(units), None, 0, heard), Some(now + 1000 * MICROSECOND));
         let sent = now + 1000 * MICROSECOND;
-        assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(Some(units), None, 0, sent), Some(sent + 1000 * MICROSECOND));
         // Nor because of something that was due late, before they existed.
-        assert_eq!(slow.paced_wake_at(Some(sent * 9), None, sent), Some(sent * 9));
-        assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(Some(sent * 9), None, 0, sent), Some(sent * 9));
+        assert_eq!(slow.paced_wake_at(Some(units), None, 0, sent), Some(sent + 1000 * MICROSECOND));
         slow.units_at = 0;
         let later = Some(now + 600 * MICROSECOND);
-        assert_eq!(slow.paced_wake_at(Some(units), later, now), later);
+        assert_eq!(slow.paced_wake_at(Some(units), later, 0, now), later);
         let long_after = now + 5000 * MICROSECOND;
-        assert_eq!(slow.paced_wake_at(Some(long_after), None, now), Some(long_after));
+        assert_eq!(slow.paced_wake_at(Some(long_after), None, 0, now), Some(long_after));
+    }
+
+    #[test]
+    fn amid_a_long_message_units_wait_longer_and_only_until_it_is_replaced() {
+        let mut slow = pauses(1000 * MICROSECOND);
+        let (now, lull) = (7_000_000, 5 * MILLISECOND);
+        let units = Some(now + 120 * MICROSECOND);
+        assert_eq!(slow.paced_wake_at(units, None, lull, now), Some(now + lull));
+        let sooner = Some(now + 1000 * MICROSECOND + 1);
+        assert_eq!(slow.paced_wake_at(units, None, 0, now + 1), sooner, "another goes first");
+    }
+
+    /// A sender in the middle of a message, and a time at which its next unit may not leave yet.
+    fn paced() -> ([End; 2], Nanos) {
+        let (mut ends, _) = sending();
+        exchange(&mut ends, 10..14);
+        (ends, 13 * MILLISECOND)
+    }
+
+    #[test]
+    fn trains_are_longer_amid_a_long_message_and_not_before_a_short_one() {
+        let (mut ends, now) = paced();
+        let session = &mut ends[0].session;
+        assert!(session.lull() > 0);
+        let request = SendRequest {
+            offset: 0,
+            length: 10,
+            reliability: Reliability::SelectiveRepeat,
+            immediate: None,
+            priority: 1,
+            user_data: 1,
+        };
+        let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
+        ends[1].session.post_receive(receive, now + MILLISECOND).unwrap();
+        exchange(&mut ends, 14..16);
+        let session = &mut ends[0].session;
+        assert!(session.lull() > 0);
+        session.post_send(request, 15 * MILLISECOND).unwrap();
+        assert!(session.lull() < MILLISECOND / 20, "one unit is to go");
+    }
+
+    #[test]
+    fn a_pause_is_deaf_unless_it_is_long_and_something_else_may_come() {
+        let (mut ends, now) = paced();
+        let session = &mut ends[0].session;
+        assert!(session.may_read_late(2 * MILLISECOND), "reports of a long message may wait");
+        assert!(!session.may_read_late(20 * MILLISECOND), "it ends soon after");
+        let mut pauses = Pauses::new(session);
+        let mut deaf = |session: &Session| {
+            pauses.units_at = now + 2 * MILLISECOND;
+            (0..PAUSES_PER_SAMPLE).filter(|_| pauses.is_deaf(session, now)).count()
+        };
+        assert_eq!(deaf(session), usize::from(PAUSES_PER_SAMPLE) - 1, "round trips are measured");
+        let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
+        session.post_receive(receive, now).unwrap();
+        assert_eq!(deaf(session), 0, "a message may come");
+        assert!(session.may_read_late(500 * MICROSECOND) && !session.may_read_late(500_001));
+    }
+
+    #[test]
+    fn the_end_of_an_earlier_message_is_not_read_late() {
+        let (mut ends, _) = paced();
+        post(&mut ends, Reliability::SelectiveRepeat, 14 * MILLISECOND);
+        let mut at = 14;
+        while ends[0].session.statistics().data_packets_sent <= MESSAGE_BYTES as u64 / 1408 + 1 {
+            exchange(&mut ends, at..at + 1);
+            at += 1;
+        }
+        let soon = 501 * MICROSECOND;
+        let session = &ends[0].session;
+        assert_eq!(session.limit(), SendLimit::Pacing);
+        assert!(session.lull() > 0 && !session.may_read_late(soon), "the first awaits its end");
+    }
+
+    #[test]
+    fn reports_that_waited_unread_do_not_measure_the_round_trip() {
+        let measured = |is_late| {
+            let (mut ends, _) = paced();
+            let before = ends[0].session.statistics().srtt_nanos;
+            let [sender, receiver] = &mut ends;
+            receiver.receive(14 * MILLISECOND);
+            receiver.transmit(14 * MILLISECOND);
+            sender.session.reads_late(is_late);
+            sender.receive(18 * MILLISECOND);
+            (before, sender.session.statistics().srtt_nanos)
+        };
+        let (before, after) = measured(true);
+        assert_eq!(before, after);
+        let (before, after) = measured(false);
+        assert!(before < after, "{before} {after}");
     }
 
     #[test]

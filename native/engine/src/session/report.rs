@@ -15,7 +15,7 @@ use crate::clock::now;
 use crate::latency::Latencies;
 
 /// Maximum age of the published statistics.
-pub(super) const STATISTICS_NANOS: Nanos = 1_000_000;
+pub(super) const STATISTICS_NANOS: Nanos = 10_000_000;
 
 /// State of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -301,8 +301,11 @@ impl Worker {
     fn wait(&mut self) {
         let moderation = self.session.moderation(self.progress.received_bytes as u64);
         let moderation = self.progress.sleeps_on(moderation);
-        let gathers = moderation.is_some();
         let timeout = self.timeout(moderation.unwrap_or(Nanos::MAX));
+        let is_deaf = !self.progress.has_more
+            && !self.lanes.is_blocked()
+            && self.pauses.is_deaf(&self.session, now());
+        let gathers = moderation.is_some() || is_deaf;
         let timeout = if self.lanes.fall_asleep(!gathers) { timeout } else { Some(timespec(0)) };
         self.progress.has_more = false;
         let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
@@ -313,6 +316,7 @@ impl Worker {
         fds.extend(self.lanes.poll_fds(!gathers));
         let due = timeout.map(|timeout| now().saturating_add(nanos(timeout)));
         let polled = poll(&mut fds, timeout.as_ref());
+        self.session.reads_late(is_deaf);
         self.progress.presence.slept(due, now());
         if polled.is_err() {
             return; // EINTR: the loop looks at everything again

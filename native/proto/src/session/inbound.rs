@@ -242,7 +242,8 @@ impl Session {
                 self.control.acknowledge_now(now);
             }
             Frame::PathCounts { path: reported, newest, age_nanos, counts } => {
-                let age = (age_nanos < u32::MAX).then_some(age_nanos.into());
+                let is_measured = age_nanos < u32::MAX && !self.is_reading_late;
+                let age = is_measured.then_some(age_nanos.into());
                 let echo = self.newest_received((path, reported), newest, age, now);
                 self.counts_received(reported, counts, echo, now);
             }

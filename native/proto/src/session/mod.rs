@@ -27,6 +27,7 @@ mod gaps;
 mod inbound;
 mod landing;
 mod layout;
+mod lull;
 mod marking;
 mod moderation;
 mod narrow;
@@ -150,6 +151,8 @@ pub struct Session {
     silent_since: Nanos,
     /// Times when this end was not driven, which don't count as silence of the peer.
     absences: Absences,
+    /// Whether packets that are received now may have waited unread.
+    is_reading_late: bool,
     is_stalled: bool,
     /// Units wait until the caller allows them.
     is_held: bool,
@@ -226,6 +229,7 @@ impl Session {
             last_received: now,
             silent_since: now,
             absences: Absences::default(),
+            is_reading_late: false,
             is_stalled: false,
             is_held: false,
             stalled_since: now,

@@ -10,7 +10,8 @@ use super::Session;
 
 /// An end that received this many bytes at once receives in bulk, on paths of any length, …
 const BULK_BYTES: u64 = 32 << 10;
-/// … and sleeps on for this time, well below the shortest delay of an acknowledgement.
+/// … and sleeps on for this time, well below the shortest delay of an acknowledgement, if as much
+/// may arrive meanwhile: a slower session's trains are further apart.
 const BULK_NANOS: Nanos = 50_000;
 /// On a long path it sleeps on for this part of a round trip, by which what it reports is late, …
 const ROUND_TRIP_PART: Nanos = 64;
@@ -49,7 +50,9 @@ fn moderation(
     if received_bytes > 0 && is_amid && far > BULK_NANOS {
         return Some(far);
     }
-    (received_bytes >= BULK_BYTES).then_some(BULK_NANOS)
+    let is_bulk = received_bytes >= BULK_BYTES
+        && rate_bytes_per_second >= BULK_BYTES * NANOS_PER_SECOND / BULK_NANOS;
+    is_bulk.then_some(BULK_NANOS)
 }
 
 #[cfg(test)]
@@ -74,7 +77,12 @@ mod tests {
     #[test]
     fn packets_of_a_short_path_wait_in_bulk_only() {
         assert_eq!(moderation((UNIT, UNIT), 40, NEAR, GBIT), None);
-        assert_eq!(moderation((24 * UNIT, UNIT), 0, NEAR, GBIT), Some(BULK_NANOS));
+        assert_eq!(moderation((24 * UNIT, UNIT), 0, NEAR, 10 * GBIT), Some(BULK_NANOS));
+    }
+
+    #[test]
+    fn a_train_of_a_slow_session_is_not_followed_by_another_at_once() {
+        assert_eq!(moderation((44 * UNIT, UNIT), 1000, NEAR, GBIT), None);
     }
 
     #[test]

@@ -55,6 +55,14 @@ impl Order {
         })
     }
 
+    /// Units left to the end of the data or, after it, of the parity.
+    #[must_use]
+    pub fn remaining(&self, layout: &Layout) -> u32 {
+        let is_data = self.passed < layout.data_units();
+        let end = if is_data { layout.data_units() } else { layout.coded_units() };
+        end.saturating_sub(self.passed)
+    }
+
     /// Records that the next unit has left.
     pub fn advance(&mut self) {
         self.passed += 1;
@@ -127,6 +135,19 @@ mod tests {
             next
         };
         std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn first_the_data_is_to_go_then_the_parity() {
+        let layout = Layout::new(10 * 256, 256, 4, 1).unwrap();
+        let mut order = Order::new(&layout, 1);
+        let mut to_go = Vec::new();
+        while order.next(&layout).is_some() {
+            to_go.push(order.remaining(&layout));
+            order.advance();
+        }
+        assert_eq!(to_go, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 3, 2, 1]);
+        assert_eq!(order.remaining(&layout), 0);
     }
 
     proptest! {

@@ -116,6 +116,15 @@ impl Outgoing {
         }
     }
 
+    /// Units left until it may be complete; 0 for a stream, whose end is not known.
+    #[must_use]
+    pub fn remaining(&self) -> u32 {
+        match &self.body {
+            Body::Whole { order, .. } => order.remaining(&self.layout),
+            Body::Stream(_) => 0,
+        }
+    }
+
     /// Whether every unit, including future ones of a stream, has been sent.
     #[must_use]
     pub fn is_sent(&self) -> bool {

@@ -13,7 +13,7 @@ use super::events::Events;
 use super::flight::{Flight, Transmission};
 use super::frame::{AbortReason, ENDED, Frame};
 use super::layout::Place;
-use super::outgoing::{Body, Rank, State, Window};
+use super::outgoing::{Body, Outgoing, Rank, State, Window};
 use super::packet::Kind;
 use super::parity::ParityCache;
 use super::paths::PathId;
@@ -320,6 +320,19 @@ impl Sender {
             let is_short = message.stream().is_none() && message.layout.coded_units() <= units;
             is_short || message.started.is_some()
         })
+    }
+
+    /// How many units the message that would leave first lacks until it may be complete.
+    #[must_use]
+    pub fn units_to_go(&self) -> u32 {
+        let first = self.ready.first().and_then(|(_, number)| self.window.get(*number));
+        first.map_or(0, Outgoing::remaining)
+    }
+
+    /// Whether an earlier message than the one that would leave first has not ended.
+    #[must_use]
+    pub fn awaits_earlier(&self) -> bool {
+        self.ready.first().is_none_or(|(_, number)| self.window.base() < *number)
     }
 
     /// Chooses the unit to send now: by priority, then lost units before new ones, then by message
