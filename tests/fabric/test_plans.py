@@ -22,7 +22,7 @@ class FakeSession:
 
     def __init__(self, looks: int, **added: int) -> None:
         self.outlook: Outlook | None = None
-        self.installed: list[list[tuple[int, int, int, int]]] = []
+        self.installed: list[list[tuple[int, int, int, int, int]]] = []
         self._looks = looks
         self._closed = asyncio.Event()
         self._added = {"data_packets_sent": added.get("packets_sent", 0)} | added
@@ -34,6 +34,9 @@ class FakeSession:
                 "lost_runs",
                 "ce_echoed",
                 "send_drops",
+                "timed_runs",
+                "timed_runs_nanos",
+                "paths_validated",
             ),
             0,
         )
@@ -46,7 +49,7 @@ class FakeSession:
             self._counters[name] += value
         return {**self._counters, "srtt_nanos": 25_000_000}
 
-    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
+    def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         self.installed.append(rows)
 
     async def wait_closed(self) -> None:
@@ -81,8 +84,8 @@ async def planned(
     return session
 
 
-def is_coded(rows: list[tuple[int, int, int, int]], size: int) -> bool:
-    return next(k for length, k, _, _ in rows if size <= length) > 0
+def is_coded(rows: list[tuple[int, int, int, int, int]], size: int) -> bool:
+    return next(k for length, k, *_ in rows if size <= length) > 0
 
 
 async def test_the_assumption_is_planned_for_at_once() -> None:

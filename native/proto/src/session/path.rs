@@ -9,6 +9,7 @@ use rand_core::Rng;
 
 use crate::link::Nanos;
 
+use super::bursts::Bursts;
 use super::candidate::Candidate;
 use super::challenges::Challenges;
 use super::config::SessionConfig;
@@ -135,8 +136,10 @@ pub struct Path {
     pub marking: Marking,
     /// Detection that it has become too narrow.
     pub narrow: Narrow,
-    /// This end's packets that did not arrive, according to the peer.
+    /// This end's packets that did not arrive, according to the peer …
     pub peer_losses: LossCounts,
+    /// … and how long runs of them lasted.
+    pub bursts: Bursts,
     /// Packets sent up to the newest that the peer has.
     pub packets_reported: u64,
     /// When the newest packet that the peer has reported was sent.
@@ -179,6 +182,7 @@ impl Path {
             marking: Marking::new(has_canaries),
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
+            bursts: Bursts::default(),
             packets_reported: 0,
             reported_sent_at: 0,
             is_as_stated: false,
@@ -344,6 +348,7 @@ impl Path {
             pacer.sent(wire_bytes, now);
         }
         self.rtt.packet_sent((number, self.wire_bytes_sent), now);
+        self.bursts.packet_sent(number, self.rtt.smoothed(), now);
     }
 
     /// Sets its rate in wire bytes per second.
