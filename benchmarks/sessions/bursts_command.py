@@ -1,8 +1,9 @@
 """`python -m benchmarks.sessions bursts`: bursts of losses that last for a time, by plan.
 
 One message at a time at 100 Mbit/s; data is lost, acknowledgements aren't. Compares plans that know
-bursts as packets, plans that know their length in time, and those for two paths, with the least that
-any sender on one path could reach: it sends useful units without a pause until enough have arrived.
+bursts as packets, plans that know their length in time, and those for two paths, with the least
+that any sender on one path could reach: it sends useful units without a pause until enough have
+arrived.
 """
 
 import argparse
@@ -114,10 +115,9 @@ def _link(path: Path, *, has_bursts: bool) -> _native.LinkSettings:
     )
 
 
-def measure(
-    objective: Objective, round_trip_ms: int, message_bytes: int, burst: int, way: Way, units: int
-) -> Row:
-    """Plan and simulate one cell; raise RuntimeError on a violated rule."""
+def measure(objective: Objective, cell: tuple[int, int, int, Way], units: int) -> Row:
+    """Plan and simulate (round trip, message, burst, way); RuntimeError on a violated rule."""
+    round_trip_ms, message_bytes, burst, way = cell
     path = path_of(round_trip_ms, burst, way)
     scheme = rank(path, message_bytes, objective)[0].scheme
     k, m, depth = code_of(scheme)
@@ -163,7 +163,7 @@ def rows(units: int) -> Iterator[Row]:
     """Measure all cells, each with messages of `units` units in all; p99.9 with short ones only."""
     for objective, size in ((Objective.P99, SIZES), (Objective.P999, SIZES[:1])):
         for cell in product(ROUND_TRIPS_MS, size, BURSTS, WAYS):
-            yield measure(objective, *cell, units * (2 if objective is Objective.P999 else 1))
+            yield measure(objective, cell, units * (2 if objective is Objective.P999 else 1))
 
 
 def table(found: list[Row], objective: Objective) -> Table:

@@ -14,8 +14,9 @@ class Loss:
     """Losses of consecutive packets: a Gilbert-Elliott chain, whose bad state loses all packets.
 
     The chain steps once per packet; with `is_timed` once in the time of a packet at the path's
-    rate, whether one is sent or not, so that bursts last for a time. Without bursts (`burst_packets` up to 1 / (1 - rate), the mean
-    run of independent losses), packets are lost independently. UsageError `model.….range`.
+    rate, whether one is sent or not, so that bursts last for a time. Without bursts
+    (`burst_packets` up to 1 / (1 - rate), the mean run of independent losses), packets are lost
+    independently. UsageError `model.….range`.
     """
 
     rate: float

@@ -160,7 +160,8 @@ def candidates(
     parity_max = parity_units_max(units, objective, parity_budget, loss)
     has_bursts = loss.burst_packets >= BURST_MIN and not loss.is_independent
     is_timed = has_bursts and loss.is_timed and objective is not Objective.MEAN
-    gaps = _gaps(path, message_bytes) if is_timed else []
+    # Longer messages have several blocks, whose parity is spread already.
+    gaps = _gaps(path, message_bytes) if is_timed and units <= SHORT_UNITS else []
     for k in DATA_UNITS:
         blocks = math.ceil(units / k)
         if is_timed and blocks > 1 and units <= SHORT_UNITS:
@@ -172,7 +173,6 @@ def candidates(
             for depth in DEPTHS if has_bursts else (1,):
                 yield ErasureCoded(k, m, depth)
                 if depth >= blocks:
-                    # A pause is for messages that a burst can hit as a whole.
                     for gap in gaps:
                         yield ErasureCoded(k, m, depth, gap_seconds=gap)
                     break

@@ -134,9 +134,9 @@ class SessionEndpoint:
     # Final once the session is established.
     @property
     def unit_bytes(self) -> int: ...
-    # Set the plan for all later sends with `auto`: rows (length_max, k, m, depth, nanoseconds between
-    # data and parity), ascending by
-    # length_max; (0, 0, 1) is selective repeat. After a ValueError the current plan stays.
+    # Set the plan for all later sends with `auto`: rows (length_max, k, m, depth, nanoseconds
+    # between data and parity), ascending by length_max; (0, 0, 1, 0) is selective repeat. After a
+    # ValueError the current plan stays.
     def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # The worker's latest report; empty before the start.

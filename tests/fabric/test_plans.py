@@ -153,7 +153,7 @@ async def test_marks_of_a_phantom_queue_say_nothing_about_losses() -> None:
 def queueing(counters: _Counters, *milliseconds: float) -> list[float]:
     """Return the queueing delays, in round trips, that these round trips show one after another."""
     names = ("packets_sent", "lost_packets", "lost_runs", "ce_echoed", "send_drops")
-    others = dict.fromkeys(names, 0)
+    others = dict.fromkeys((*names, "timed_runs", "timed_runs_nanos"), 0)
     reads = [others | {"srtt_nanos": round(each * 1e6)} for each in milliseconds]
     return [counters.read(each)[1] for each in reads]
 
@@ -173,6 +173,60 @@ def test_a_longer_route_is_no_queue_for_ever() -> None:
     found = queueing(counters, 25, *[60] * LEAST_READS)
     assert found[-2] > 1
     assert found[-1] == 0
+
+
+async def test_bursts_count_by_the_time_that_they_last() -> None:
+    # Seen as two packets each, because messages are short; in truth 3.8 ms.
+    losses = {"packets_sent": 10_000, "lost_packets": 100, "lost_runs": 50}
+    timed = {"timed_runs": 50, "timed_runs_nanos": 50 * 3_800_000}
+    told: list[PathLoss] = []
+    session = FakeSession(6, **losses, **timed)
+    await keep_planned(
+        session,
+        rate_bits_per_second=100_000_000,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-5),
+        objective="p99",
+        interval_seconds=INTERVAL,
+        measured=lambda loss, _: told.append(loss),
+    )
+    loss = told[-1]
+    assert loss.burst_seconds == pytest.approx(3.8e-3)
+    assert loss.burst_packets == pytest.approx(32, rel=0.05)
+    assert session.outlook is not None
+    assert session.outlook.plan.path.loss.is_timed
+
+
+async def test_a_burst_known_in_time_is_planned_for_at_any_rate() -> None:
+    session = FakeSession(1)
+    await keep_planned(
+        session,
+        rate_bits_per_second=10_000_000,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-3, burst_packets=32.0, burst_seconds=11.9e-3),
+        interval_seconds=INTERVAL,
+    )
+    assert session.outlook is not None
+    loss = session.outlook.plan.path.loss
+    assert loss.is_timed
+    assert loss.burst_packets == pytest.approx(10.5, rel=0.05)
+
+
+async def test_paths_count_once_they_are_validated() -> None:
+    async def count(validated: int) -> int:
+        session = FakeSession(1, paths_validated=validated)
+        await keep_planned(
+            session,
+            rate_bits_per_second=RATE,
+            unit_bytes=1408,
+            assumed=PathLoss(rate=0.0),
+            path_count=2,
+            interval_seconds=INTERVAL,
+        )
+        assert session.outlook is not None
+        return session.outlook.plan.path.count
+
+    assert [await count(validated) for validated in (0, 1, 2, 3)] == [1, 1, 2, 2]
 
 
 async def test_what_is_measured_is_told() -> None:
