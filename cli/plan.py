@@ -113,7 +113,13 @@ def session_plan(options: argparse.Namespace, output: Output) -> None:
                 "why": reason,
                 "candidates": [_record(candidate) for candidate in ranked],
                 "plan": [
-                    {"length_max": r.length_max, "k": r.k, "m": r.m, "depth": r.depth}
+                    {
+                        "length_max": r.length_max,
+                        "k": r.k,
+                        "m": r.m,
+                        "depth": r.depth,
+                        "parity_gap_nanos": r.parity_gap_nanos,
+                    }
                     for r in chosen.rows
                 ],
             }

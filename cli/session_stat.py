@@ -88,7 +88,13 @@ def record(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[st
         },
         "estimate": _estimate(session.outlook) if session.HasField("outlook") else None,
         "plan": [
-            {"length_max": row.length_max, "k": row.k, "m": row.m, "depth": row.depth}
+            {
+                "length_max": row.length_max,
+                "k": row.k,
+                "m": row.m,
+                "depth": row.depth,
+                "parity_gap_nanos": row.parity_gap_nanos,
+            }
             for row in session.outlook.plan
         ],
         "paths": [_path(path) for path in session.paths],
@@ -252,6 +258,8 @@ def _row_text(row: sessions_pb2.PlanRow) -> str:
     if row.k:
         depth = f" depth {row.depth}" if row.depth > 1 else ""
         scheme = f"{'XOR' if row.m == 1 else 'MDS'} ({row.k}, {row.m}){depth}"
+        if row.parity_gap_nanos:
+            scheme += f", parity {row.parity_gap_nanos / 1e6:.1f} ms later"
     if row.length_max == LAST_ROW:
         return f"longer {scheme}"
     return f"to {size_text(row.length_max)} {scheme}"

@@ -80,6 +80,15 @@ class Burst(Table):
         return (self.p * self.loss_bad + self.r * self.loss_good) / (self.p + self.r)
 
 
+class TimedBursts(Table):
+    """Loss of everything for a time; bursts and the times between are exponentially distributed."""
+
+    good_micros: Annotated[int, Field(ge=1, le=10**12)]
+    """Mean time between two bursts."""
+    bad_micros: Annotated[int, Field(ge=1, le=10**12)]
+    """Mean length of a burst, whether it meets many packets or few."""
+
+
 class Marking(Table):
     """Marking probability: rises linearly from 0 at `low_bytes` to the maximum at `high_bytes`."""
 
@@ -115,6 +124,7 @@ class Direction(Table):
     jitter_micros: Micros = 0
     loss: Probability = 0.0
     burst: Burst | None = None
+    timed_bursts: TimedBursts | None = None
     reorder: Probability = 0.0
     reorder_micros_max: Micros = 0
     duplicate: Probability = 0.0
@@ -124,8 +134,9 @@ class Direction(Table):
 
     @model_validator(mode="after")
     def _check_direction(self) -> Self:
-        if self.burst is not None and self.loss > 0:
-            raise ValueError("either loss or burst")
+        kinds = (self.loss > 0, self.burst is not None, self.timed_bursts is not None)
+        if sum(kinds) > 1:
+            raise ValueError("only one of loss, burst and timed_bursts")
         if (self.reorder > 0) != (self.reorder_micros_max > 0):
             raise ValueError("both reorder and reorder_micros_max, or neither")
         self.check_held()
@@ -145,6 +156,7 @@ class Direction(Table):
     def settings(self) -> LinkSettings:
         """The settings for the emulator."""
         burst = self.burst
+        timed = self.timed_bursts
         phantom = self.phantom
         return LinkSettings(
             rate_bits_per_second=self.rate_bits_per_second,
@@ -159,6 +171,9 @@ class Direction(Table):
                 to_parts(burst.loss_bad),
                 to_parts(burst.loss_good),
             ),
+            timed_bursts=None
+            if timed is None
+            else (timed.good_micros * 1000, timed.bad_micros * 1000),
             jitter_nanos=self.jitter_micros * 1000,
             reorder_parts_per_billion=to_parts(self.reorder),
             reorder_nanos_max=self.reorder_micros_max * 1000,
@@ -229,9 +244,10 @@ class Wan(Way):
             return value
         own = value.get("backward", {})
         shared = {key: value[key] for key in Way.model_fields if key in value}
-        if {"loss", "burst"} & own.keys():
-            # A direction can have only one of these two.
-            shared = {key: shared[key] for key in shared.keys() - {"loss", "burst"}}
+        kinds = {"loss", "burst", "timed_bursts"}
+        if kinds & own.keys():
+            # A direction can have only one of these.
+            shared = {key: shared[key] for key in shared.keys() - kinds}
         return {**value, "backward": {**shared, **own}}
 
     @field_validator("forward_to")

@@ -8,6 +8,7 @@ from typing import Final
 COMMANDS: Final = {
     "packets": "benchmarks.sessions.packets_command",
     "simulate": "benchmarks.sessions.simulate.command",
+    "bursts": "benchmarks.sessions.bursts_command",
     "allreduce": "benchmarks.sessions.allreduce_command",
     "lab": "benchmarks.sessions.lab.command",
     "field": "benchmarks.sessions.field.command",

@@ -24,6 +24,8 @@ class PathLoss:
 
     rate: float
     burst_packets: float = 1.0
+    burst_seconds: float = 0.0
+    """Mean length of a run in time, which holds at any rate; 0 if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from sealane.daemon.fabric.known_paths import PathLoss
@@ -22,6 +22,7 @@ from sealane.planning.planner import (
     PathCounters,
     Plan,
     Planner,
+    burst_packets,
 )
 
 INTERVAL_SECONDS = 1.0
@@ -46,8 +47,8 @@ class Planned(Protocol):
     def statistics(self) -> dict[str, int]:
         """Return the session's counters."""
 
-    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
-        """Put rows of (length_max, k, m, depth) into force."""
+    def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
+        """Put rows of (length_max, k, m, depth, nanoseconds before parity) into force."""
 
     async def wait_closed(self) -> None:
         """Wait until the session is closed."""
@@ -72,6 +73,8 @@ class _Counters:
             lost=statistics["clear_losses"],
             loss_runs=statistics["clear_runs"],
             local_drops=statistics["send_drops"],
+            timed_runs=statistics["timed_runs"],
+            timed_runs_nanos=statistics["timed_runs_nanos"],
         )
 
 
@@ -84,6 +87,7 @@ async def keep_planned(
     caution: float = 0.0,
     objective: str = Objective.AUTO.value,
     waits_for_data: bool = False,
+    path_count: int = 1,
     interval_seconds: float = INTERVAL_SECONDS,
     measured: Callable[[PathLoss, float], None] = lambda *_: None,
 ) -> None:
@@ -92,8 +96,8 @@ async def keep_planned(
     A plan costs up to seconds of processor time. So none is made for an end that sends nothing:
     with `waits_for_data` the first one when data has left, and a new one only when more has.
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    `caution`: as for `plan`. `measured` gets each estimate, and the number of packets that it is
-    based on.
+    `caution`: as for `plan`. `path_count`: paths whose losses are independent, as far as they are
+    validated. `measured` gets each estimate, and the number of packets that it is based on.
     """
     given_up = threading.Event()
 
@@ -108,7 +112,11 @@ async def keep_planned(
         loss=Loss(rate=min(assumed.rate, PLANNED_LOSS_MAX), burst_packets=assumed.burst_packets),
         unit_bytes=unit_bytes,
         overhead_bytes=PACKET_OVERHEAD_BYTES,
+        count=_count_of(statistics, path_count),
     )
+    if assumed.burst_seconds:
+        packets = burst_packets(assumed.burst_seconds, path.unit_seconds)
+        path = replace(path, loss=replace(path.loss, burst_packets=packets, is_timed=True))
     try:
         async with asyncio.TaskGroup() as tasks:
             make = functools.partial(
@@ -120,7 +128,9 @@ async def keep_planned(
                     make,
                     counters=_Counters(),
                     interval_seconds=interval_seconds,
+                    estimator=LossEstimator(path.unit_seconds),
                     waits_for_data=waits_for_data,
+                    path_count=path_count,
                     measured=measured,
                 )
             )
@@ -141,10 +151,11 @@ async def _keep(
     *,
     counters: _Counters,
     interval_seconds: float,
+    estimator: LossEstimator,
     waits_for_data: bool,
+    path_count: int,
     measured: Callable[[PathLoss, float], None],
 ) -> None:
-    estimator = LossEstimator()
     planner: Planner | None = None
     sent = 0
     while True:
@@ -156,17 +167,34 @@ async def _keep(
         estimator.observe(counters.read(statistics))
         estimate = estimator.estimate
         loss = estimate.loss
-        measured(PathLoss(rate=loss.rate, burst_packets=loss.burst_packets), estimate.packets)
+        known = PathLoss(
+            rate=loss.rate,
+            burst_packets=loss.burst_packets,
+            burst_seconds=estimate.burst_seconds,
+        )
+        measured(known, estimate.packets)
         has_sent, sent = statistics["data_packets_sent"] > sent, statistics["data_packets_sent"]
         if planner is None:
             continue
-        round_trip = counters.round_trip_seconds
-        if has_sent and await asyncio.to_thread(planner.update, round_trip) is not None:
+        update = functools.partial(
+            planner.update, counters.round_trip_seconds, _count_of(statistics, path_count)
+        )
+        if has_sent and await asyncio.to_thread(update) is not None:
             _install(session, planner)
         else:
             session.outlook = Outlook(plan=planner.plan, estimate=estimate)
 
 
+def _count_of(statistics: dict[str, int], path_count: int) -> int:
+    """Return the number of paths with losses of their own that are validated; at least one."""
+    return max(1, min(path_count, statistics["paths_validated"]))
+
+
 def _install(session: Planned, planner: Planner) -> None:
-    session.install_plan([(row.length_max, row.k, row.m, row.depth) for row in planner.plan.rows])
+    session.install_plan(
+        [
+            (row.length_max, row.k, row.m, row.depth, row.parity_gap_nanos)
+            for row in planner.plan.rows
+        ]
+    )
     session.outlook = Outlook(plan=planner.plan, estimate=planner.estimator.estimate)

@@ -353,7 +353,13 @@ def _outlook(session: Session) -> sessions_pb2.Outlook | None:
         burst_packets_high=estimate.burst_high,
         packets=estimate.packets,
         plan=[
-            sessions_pb2.PlanRow(length_max=row.length_max, k=row.k, m=row.m, depth=row.depth)
+            sessions_pb2.PlanRow(
+                length_max=row.length_max,
+                k=row.k,
+                m=row.m,
+                depth=row.depth,
+                parity_gap_nanos=row.parity_gap_nanos,
+            )
             for row in session.outlook.plan.rows
         ],
     )

@@ -201,7 +201,7 @@ class Session:
             self._last_paths = [PathReport(**path) for path in self._endpoint.paths()]
         return self._last_paths
 
-    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
+    def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         """Put rows of (length_max, k, m, depth) into force; ignored if the session is closed."""
         if self._endpoint is not None:
             self._endpoint.install_plan(rows)

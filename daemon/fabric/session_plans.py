@@ -53,6 +53,8 @@ class SessionPlans:
             caution=UNKNOWN_LOSS if is_careful and measured is None else 0.0,
             objective=self._settings.plan_objective,
             waits_for_data=is_careful,
+            # Paths to one host may share all of their way.
+            path_count=len(path.hosts),
             measured=functools.partial(self.losses.note, path),
         )
 

@@ -1,5 +1,6 @@
 """Exact distributions of a block's lost units, for independent losses and for bursts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,18 +48,26 @@ def block_losses(
     depth: int = 1,
     *,
     parity_step: int | None = None,
+    gap: int = 0,
+    paths: int = 1,
     repeated: float | None = None,
 ) -> BlockLosses:
     """Return a block's losses, by a Markov chain over the number lost and the newest unit's fate.
 
-    Data is sent `depth` packets apart, parity `parity_step` (None: like data). With `repeated`,
-    data units were retransmitted one at a time, and each is still missing with that probability.
+    Data is sent `depth` packets apart, parity `parity_step` (None: like data), the first one `gap`
+    packets' time later. With `repeated`, data units were retransmitted one at a time, and each is
+    still missing with that probability. Packets take `paths` paths in turn, whose losses are
+    independent.
     """
     check_code(k, m)
-    data, parity = loss.after(depth), loss.after(parity_step or depth)
+    if paths > 1 and loss.is_timed and repeated is None:
+        return _over_paths(loss, (k, m), (depth, parity_step or depth, gap), paths)
+    step = parity_step or depth
+    data, parity, first = loss.after(depth), loss.after(step), loss.after(step + gap)
     rate = loss.rate
     if repeated is not None:
-        rate, data = repeated, (repeated, repeated)
+        # The fate of retransmitted units is independent of the packets that follow.
+        rate, data, first = repeated, (repeated, repeated), (loss.rate, loss.rate)
     counts = _Counts.none(k + m)
     counts.send((rate, rate))
     for _ in range(1, k):
@@ -66,12 +75,49 @@ def block_losses(
     enough = [counts.at_most(0)]
     counts_beyond = counts.beyond(m)
     for sent in range(1, m + 1):
-        # The fate of retransmitted units is independent of the packets that follow.
-        after = (loss.rate, loss.rate) if sent == 1 and repeated is not None else parity
+        after = first if sent == 1 else parity
         counts.send(after)
         counts_beyond.send(after)
         enough.append(counts.at_most(sent))
     return BlockLosses(np.array(enough), counts.all(), counts_beyond.all())
+
+
+def _over_paths(
+    loss: Loss, code: tuple[int, int], spacing: tuple[int, int, int], paths: int
+) -> BlockLosses:
+    """Return the losses of a block whose packets take several paths in turn.
+
+    Each path has a chain of its own. `lost_data` is approximate: as if losses of data and of parity
+    were independent.
+    """
+    (k, m), (depth, parity_step, gap) = code, spacing
+    positions = [unit * depth for unit in range(k)]
+    positions += [positions[-1] + (index + 1) * parity_step for index in range(m)]
+    counts = [_Counts.none(k + m) for _ in range(paths)]
+    newest: dict[int, int] = {}
+    enough: list[float] = []
+    beyond = 0.0
+    for sent, position in enumerate(positions):
+        path, at = position % paths, position + (gap if sent >= k else 0)
+        after = loss.after(at - newest[path]) if path in newest else (loss.rate, loss.rate)
+        newest[path] = at
+        counts[path].send(after)
+        if sent >= k - 1:
+            total = _sum_of(counts)
+            enough.append(float(total[: sent - k + 2].sum()))
+            beyond = float(total[m + 1 :].sum()) if sent == k - 1 else beyond
+    lost = _sum_of(counts)
+    failing = float(lost[m + 1 :].sum())
+    share = min(1.0, beyond / failing) if failing > 0 else 0.0
+    return BlockLosses(np.array(enough), lost, lost * share)
+
+
+def _sum_of(counts: Sequence["_Counts"]) -> Values:
+    """Return the probability of each number of losses on all paths together."""
+    total = counts[0].all()
+    for more in counts[1:]:
+        total = np.convolve(total, more.all())[: len(total)]
+    return total
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ All values are in seconds, bits per second and bytes. A unit is one packet's pay
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sealane.errors import UsageError
 
@@ -13,14 +13,18 @@ from sealane.errors import UsageError
 class Loss:
     """Losses of consecutive packets: a Gilbert-Elliott chain, whose bad state loses all packets.
 
-    The chain steps once per packet. Without bursts (`burst_packets` up to 1 / (1 - rate), the mean
-    run of independent losses), packets are lost independently. UsageError `model.….range`.
+    The chain steps once per packet; with `is_timed` once in the time of a packet at the path's
+    rate, whether one is sent or not, so that bursts last for a time. Without bursts
+    (`burst_packets` up to 1 / (1 - rate), the mean run of independent losses), packets are lost
+    independently. UsageError `model.….range`.
     """
 
     rate: float
     """Probability that a packet is lost, 0 ≤ rate < 1."""
     burst_packets: float = 1.0
     """Mean number of consecutive losses, at least 1."""
+    is_timed: bool = False
+    """True if a burst ends by time, also while nothing is sent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -59,8 +63,24 @@ class Loss:
         """
         if self.is_independent:
             return self.rate
-        survive = (1 - self.rate) * self.end / (1 - (1 - self.end) * (1 - self.begin))
+        return self._again(self.rate)
+
+    def again_after(self, steps: int) -> float:
+        """Return `again` for a retransmission that leaves `steps` packets' time after the loss."""
+        if not self.is_timed or self.is_independent:
+            return self.again
+        return self._again(self.after(steps)[1])
+
+    def _again(self, first: float) -> float:
+        """Return `again`, `first` being the probability that its first packet is lost."""
+        survive = (1 - first) * self.end / (1 - (1 - self.end) * (1 - self.begin))
         return float(1 - survive)
+
+    def every(self, count: int) -> "Loss":
+        """Return the losses of packets that take `count` alike paths in turn, on one of them."""
+        if count == 1 or not self.is_timed or self.is_independent:
+            return self
+        return replace(self, burst_packets=max(1.0, 1 / (1 - self.after(count)[1])))
 
     def any_of(self, count: int) -> float:
         """Return the probability that at least one of `count` consecutive packets is lost."""
@@ -81,12 +101,17 @@ class Path:
     """Payload bytes of one unit."""
     overhead_bytes: int = 0
     """Bytes that each unit's packet adds on the wire."""
+    count: int = 1
+    """Number of alike paths, whose losses are independent and which share the rate. Units take them
+    in turn."""
 
     def __post_init__(self) -> None:
         if min(self.rate_bits_per_second, self.round_trip_seconds, self.unit_bytes) <= 0:
             raise UsageError("model.path.range", "rate, round trip and unit must be positive")
         if self.overhead_bytes < 0:
             raise UsageError("model.path.range", "the overhead of a unit must not be negative")
+        if self.count < 1:
+            raise UsageError("model.path.range", "there must be at least one path")
 
     @property
     def unit_seconds(self) -> float:

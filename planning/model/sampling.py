@@ -26,7 +26,7 @@ def sample(
         lost = sample_losses(path.loss, units, count, random)
         times = np.broadcast_to(np.arange(1, units + 1) * path.unit_seconds, lost.shape)
     else:
-        tail = Tail(path, units, scheme.k, scheme.m, scheme.depth, step)
+        tail = Tail(path, units, scheme.k, scheme.m, scheme.depth, step, scheme.gap_seconds)
         lost, times = _sample_blocks(tail, last, random)
     _repeat(path, step, (lost, times), last, random)
     return last + path.round_trip_seconds

@@ -53,9 +53,15 @@ class ErasureCoded:
     m: int
     depth: int = 1
     timeout_factor: float = NACK_FACTOR
+    gap_seconds: float = 0.0
+    """Pause between data and parity, so that one burst does not hit both."""
 
     def __post_init__(self) -> None:
         check_code(self.k, self.m)
+        if self.gap_seconds < 0:
+            raise UsageError(
+                "model.code.range", f"pause of {self.gap_seconds} s before parity; at least 0"
+            )
         if self.depth < 1:
             raise UsageError("model.code.range", f"depth {self.depth}; allowed: at least 1")
 
@@ -94,7 +100,7 @@ def wire_units(path: Path, message_bytes: int, scheme: Scheme) -> int:
 
 
 def _repeated(path: Path, units: int, step: float, resolution: int) -> Completion:
-    loss, unit = path.loss, path.unit_seconds
+    loss, unit = path.loss.every(path.count), path.unit_seconds
     end = units * unit
     if loss.rate == 0:
         return certain(end)
@@ -106,7 +112,7 @@ def _repeated(path: Path, units: int, step: float, resolution: int) -> Completio
         items = [Items(count=units, first=unit, spacing=unit, pending=pending)]
         return repeated(items, step, end, resolution)
     # A burst is one event, at its last unit. It is retransmitted together, and may be hit again.
-    again = loss.again
+    again = loss.again_after(round(step / (unit * path.count)))
     inside = loss.rate * loss.end
 
     def burst(n: Values) -> Values:
@@ -126,7 +132,7 @@ def _repeated(path: Path, units: int, step: float, resolution: int) -> Completio
 def _coded(
     path: Path, units: int, scheme: ErasureCoded, step: float, resolution: int
 ) -> Completion:
-    tail = Tail(path, units, scheme.k, scheme.m, scheme.depth, step)
+    tail = Tail(path, units, scheme.k, scheme.m, scheme.depth, step, scheme.gap_seconds)
     if path.loss.rate == 0:
         return certain(tail.data_end)
     likely, whole, end = tail.completion(resolution)
@@ -145,6 +151,7 @@ def _coded(
 def _failing(tail: Tail, age: Age, end: float) -> Iterator[Items]:
     """Yield the blocks that lack more units than parity replaces, at the first unit too many."""
     unit, m = tail.path.unit_seconds, tail.m
+    again = tail.path.loss.again_after(round(tail.step / unit))
     data = age.losses.lost_data[m + 1 :]
     parity = np.maximum(age.losses.lost[m + 1 :] - data, 0.0)
     last = min((age.first + 1) * tail.k, tail.units) * unit + (age.transmissions - 1) * tail.step
@@ -153,7 +160,7 @@ def _failing(tail: Tail, age: Age, end: float) -> Iterator[Items]:
         # Ignore what is less likely than a rounding error.
         carried = int(np.searchsorted(-lacking[::-1].cumsum()[::-1], -NEGLIGIBLE))
         if carried:
-            pending = _BlockPending(tail.path.loss, lacking[:carried])
+            pending = _BlockPending(tail.path.loss, lacking[:carried], again)
             yield Items(
                 count=age.count, first=first, spacing=spacing, pending=pending, weight=age.weight
             )
@@ -166,6 +173,8 @@ class _BlockPending:
     loss: Loss
     lacking: Values
     """[e - 1]: probability that e more units are lost than parity replaces."""
+    again: float
+    """Probability that the retransmission of a burst is lost, too."""
 
     def __call__(self, n: Values) -> Values:
         lacking = np.arange(1.0, len(self.lacking) + 1)
@@ -173,5 +182,6 @@ class _BlockPending:
             still = 1 - (1 - self.loss.rate ** (n[:, None] - 1)) ** lacking[None, :]
         else:
             survive = (1 - self.loss.rate) * (1 - self.loss.begin) ** (lacking - 1)
+            survive *= (1 - self.again) / (1 - self.loss.again)
             still = (1 - survive[None, :]) ** (n[:, None] - 1)
         return np.asarray((still * self.lacking[None, :]).sum(axis=1))

@@ -54,6 +54,8 @@ class Tail:
     m: int
     depth: int
     step: float
+    gap: float = 0.0
+    """Seconds between the last data and the first parity."""
 
     @property
     def blocks(self) -> int:
@@ -102,7 +104,8 @@ class Tail:
 
     def lost(self, transmissions: int) -> float:
         """Return the probability that a unit was lost in every one of its transmissions."""
-        return self.path.loss.rate * self.path.loss.again ** (transmissions - 1)
+        again = self.path.loss.again_after(round(self.step / self.path.unit_seconds))
+        return self.path.loss.rate * again ** (transmissions - 1)
 
     def schedule(self, resolution: int) -> list[tuple[Age, Values, Values]]:
         """Return each age with the blocks per sample, and the times when their parity is sent.
@@ -122,7 +125,7 @@ class Tail:
         numbers = np.unique(groups)
         stride = math.ceil(self.m * len(numbers) / STEPS_MAX)
         times = np.empty((self.m, len(ages)))
-        now = self.data_end
+        now = self.data_end + self.gap
         for group in numbers:
             mine = np.nonzero(groups == group)[0]
             for start in range(0, self.m, stride):
@@ -186,6 +189,8 @@ class Tail:
             self.m,
             depth=depth,
             parity_step=1 if loss.is_independent else min(self.breadth, far),
+            gap=min(round(self.gap / self.path.unit_seconds), far) if loss.is_timed else 0,
+            paths=self.path.count,
             repeated=None if is_new else missing,
         )
         return Age(

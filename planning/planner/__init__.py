@@ -12,7 +12,13 @@ from sealane.planning.planner.choice import (
     scheme_text,
     why,
 )
-from sealane.planning.planner.estimate import LossEstimate, LossEstimator, PathCounters, Planner
+from sealane.planning.planner.estimate import (
+    LossEstimate,
+    LossEstimator,
+    PathCounters,
+    Planner,
+    burst_packets,
+)
 
 __all__ = [
     "PARITY_BUDGET",
@@ -24,6 +30,7 @@ __all__ = [
     "Plan",
     "PlanRow",
     "Planner",
+    "burst_packets",
     "evaluate",
     "plan",
     "rank",

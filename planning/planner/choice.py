@@ -15,6 +15,7 @@ from sealane.errors import UsageError
 from sealane.planning.model import (
     RTO_FACTOR,
     ErasureCoded,
+    Loss,
     Path,
     Scheme,
     SelectiveRepeat,
@@ -25,6 +26,13 @@ from sealane.planning.model import (
 
 DATA_UNITS: Final = (4, 8, 16, 32, 64, 128)
 PARITY_UNITS: Final = (1, 2, 4, 8, 16, 32)
+LONG_PARITY_UNITS: Final = (*PARITY_UNITS, 64, 127)
+"""The same against bursts that last for a time."""
+GAPS: Final = (0.5, 1.0, 2.0, 4.0)
+"""Pauses between data and parity, in mean bursts, when optimizing a quantile."""
+BURST_SHARE: Final = 16
+"""When optimizing a quantile, a message may have as much parity as one of so many mean bursts, if
+these last for a time."""
 DEPTHS: Final = (1, 4, 8, 16, 32)
 BURST_MIN: Final = 1.2
 """Smallest mean run of losses for which interleaving is considered."""
@@ -44,6 +52,9 @@ TIE: Final = 1.02
 SIZE_MIN: Final = 4 << 10
 SIZE_MAX: Final = 64 << 30
 RESOLUTION: Final = 48
+
+
+NO_LOSS: Final = Loss(rate=0.0)
 
 
 class Objective(enum.Enum):
@@ -101,11 +112,15 @@ class PlanRow:
     k: int
     m: int
     depth: int
+    parity_gap_nanos: int = 0
+    """Pause between the data and the parity of a message."""
 
     @property
     def scheme(self) -> Scheme:
         """The scheme, for the model."""
-        return ErasureCoded(self.k, self.m, self.depth) if self.k else SelectiveRepeat()
+        if not self.k:
+            return SelectiveRepeat()
+        return ErasureCoded(self.k, self.m, self.depth, gap_seconds=self.parity_gap_nanos / 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +141,14 @@ class Plan:
         return next(rows, self.rows[-1])
 
 
-def parity_units_max(units: int, objective: Objective, parity_budget: float) -> float:
+def parity_units_max(
+    units: int, objective: Objective, parity_budget: float, loss: Loss = NO_LOSS
+) -> float:
     """Return the largest number of parity units for a message of `units` data units."""
     if objective is Objective.MEAN:
         return parity_budget * units
-    return min(SHORT_SHARE * units, parity_budget * max(units, SHORT_UNITS))
+    bursts = BURST_SHARE * loss.burst_packets if loss.is_timed else 0.0
+    return min(SHORT_SHARE * units, parity_budget * max(units, SHORT_UNITS, bursts))
 
 
 def candidates(
@@ -139,19 +157,34 @@ def candidates(
     """Yield selective repeat, then every code whose parity is within the budget."""
     yield SelectiveRepeat()
     loss, units = path.loss, path.units(message_bytes)
-    parity_max = parity_units_max(units, objective, parity_budget)
+    parity_max = parity_units_max(units, objective, parity_budget, loss)
     has_bursts = loss.burst_packets >= BURST_MIN and not loss.is_independent
+    is_timed = has_bursts and loss.is_timed and objective is not Objective.MEAN
+    # Longer messages have several blocks, whose parity is spread already.
+    gaps = _gaps(path, message_bytes) if is_timed and units <= SHORT_UNITS else []
     for k in DATA_UNITS:
         blocks = math.ceil(units / k)
-        for m in PARITY_UNITS:
+        if is_timed and blocks > 1 and units <= SHORT_UNITS:
+            # A burst may be longer than the message: one block has the most of its parity.
+            continue
+        for m in LONG_PARITY_UNITS if is_timed else PARITY_UNITS:
             if blocks * m > parity_max:
                 break
             for depth in DEPTHS if has_bursts else (1,):
                 yield ErasureCoded(k, m, depth)
                 if depth >= blocks:
+                    for gap in gaps:
+                        yield ErasureCoded(k, m, depth, gap_seconds=gap)
                     break
         if blocks == 1:
             return
+
+
+def _gaps(path: Path, message_bytes: int) -> list[float]:
+    """Return the pauses before parity, in seconds, that end before the first repairs arrive."""
+    burst = path.loss.burst_packets * path.unit_seconds
+    left = path.round_trip_seconds - path.units(message_bytes) * path.unit_seconds
+    return [share * burst for share in GAPS if share * burst < left]
 
 
 def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:
@@ -218,9 +251,13 @@ def plan(
         at = careful if (objective, wanted) == (Objective.AUTO, Objective.P99) else path
         scheme = _choose(at, round(length), wanted, parity_budget, check)
         k, m, depth = code_of(scheme)
-        if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
+        gap = scheme.gap_seconds if isinstance(scheme, ErasureCoded) else 0.0
+        row = PlanRow(
+            length_max=length_max, k=k, m=m, depth=depth, parity_gap_nanos=round(gap * 1e9)
+        )
+        if rows and replace(rows[-1], length_max=length_max) == row:
             rows.pop()
-        rows.append(PlanRow(length_max=length_max, k=k, m=m, depth=depth))
+        rows.append(row)
     return Plan(
         path=path,
         objective=objective,
@@ -259,7 +296,8 @@ def scheme_text(scheme: Scheme) -> str:
         return "selective repeat" + (" (RTO)" if scheme.timeout_factor == RTO_FACTOR else "")
     name = "XOR" if scheme.m == 1 else "MDS"
     depth = f" depth {scheme.depth}" if scheme.depth > 1 else ""
-    return f"{name} ({scheme.k}, {scheme.m}){depth}"
+    gap = f", parity {scheme.gap_seconds * 1e3:.1f} ms later" if scheme.gap_seconds else ""
+    return f"{name} ({scheme.k}, {scheme.m}){depth}{gap}"
 
 
 def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: Objective) -> str:
@@ -315,6 +353,7 @@ def _first(found: Sequence[Candidate], objective: Objective) -> Candidate:
     return min((c for c in sure if c.score(objective) <= limit), key=_effort)
 
 
-def _effort(candidate: Candidate) -> tuple[bool, float, int, int]:
+def _effort(candidate: Candidate) -> tuple[bool, float, float, int, int]:
     k, _, depth = code_of(candidate.scheme)
-    return k != 0, candidate.parity, depth, k
+    gap = candidate.scheme.gap_seconds if isinstance(candidate.scheme, ErasureCoded) else 0.0
+    return k != 0, candidate.parity, gap, depth, k

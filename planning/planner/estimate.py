@@ -6,7 +6,7 @@ the rate control to handle; drops by this host's own queues didn't happen on the
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Final
 
 from sealane.planning.model import Loss, Path
@@ -48,6 +48,10 @@ class PathCounters:
     """Runs of consecutive losses."""
     local_drops: int = 0
     """Packets that this host's own queues refused."""
+    timed_runs: int = 0
+    """Runs whose length in time is known …"""
+    timed_runs_nanos: int = 0
+    """… and the sum of these lengths."""
 
     def since(self, older: "PathCounters") -> "PathCounters":
         """Return the increase since `older`; a counter that decreased was restarted from 0."""
@@ -58,6 +62,8 @@ class PathCounters:
             lost=added[1],
             loss_runs=added[2],
             local_drops=added[3],
+            timed_runs=added[4],
+            timed_runs_nanos=added[5],
         )
 
 
@@ -68,11 +74,16 @@ class Evidence:
     sent: float = 0.0
     lost: float = 0.0
     runs: float = 0.0
+    timed_runs: float = 0.0
+    """Runs whose length in time is known …"""
+    timed_seconds: float = 0.0
+    """… and the sum of these lengths."""
 
     def plus(self, other: "Evidence") -> "Evidence":
         """Return the sum of both."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
         return Evidence(
-            sent=self.sent + other.sent, lost=self.lost + other.lost, runs=self.runs + other.runs
+            **{known.name: sum(pair) for known, pair in zip(fields(self), pairs, strict=True)}
         )
 
 
@@ -87,6 +98,8 @@ class LossEstimate:
     burst_high: float
     packets: float
     """Number of packets that it is based on."""
+    burst_seconds: float = 0.0
+    """Mean length of a burst in time; 0 if none was measured."""
 
     def is_beyond(self, planned: Loss) -> bool:
         """Return True if the planned loss is outside the intervals by a factor of CHANGE."""
@@ -99,8 +112,11 @@ class LossEstimate:
         )
 
 
-def estimate(evidence: Evidence) -> LossEstimate:
+def estimate(evidence: Evidence, unit_seconds: float | None = None) -> LossEstimate:
     """Return the estimate from one period's evidence.
+
+    Bursts last for a time: where it was measured, `burst_packets` is the number of packets sent
+    back to back in it, `unit_seconds` being the time of one.
 
     The number of runs is Poisson (Wilson and Hilferty's approximation of the exact interval), their
     lengths are geometric. So the number of lost packets is compound Poisson: its variance is
@@ -113,16 +129,31 @@ def estimate(evidence: Evidence) -> LossEstimate:
     rate = min(rate, RATE_MAX)
     low, high = poisson_interval(runs / spread)
     scale = burst * spread / evidence.sent if evidence.sent else math.inf
+    is_timed = bool(unit_seconds and evidence.timed_runs)
+    burst_seconds = 0.0
+    if unit_seconds and is_timed:
+        runs, burst_seconds = evidence.timed_runs, evidence.timed_seconds / evidence.timed_runs
+        burst = min(burst_packets(burst_seconds, unit_seconds), BURST_MAX)
     error = QUANTILE * math.sqrt(burst * (burst - 1) / runs) if runs else 0.0
     rate_high = min(1.0, max(high * scale, rate)) if evidence.sent else 1.0
     return LossEstimate(
-        loss=Loss(rate=rate, burst_packets=burst),
+        loss=Loss(rate=rate, burst_packets=burst, is_timed=is_timed),
         rate_low=min(low * scale, rate) if low else 0.0,
         rate_high=rate_high,
         burst_low=max(1.0, burst - error),
         burst_high=burst + error if runs else BURST_MAX,
         packets=evidence.sent,
+        burst_seconds=burst_seconds,
     )
+
+
+def burst_packets(burst_seconds: float, unit_seconds: float) -> float:
+    """Return the mean run of packets sent back to back that bursts of this mean length hit.
+
+    A run of n packets was measured as the time from its first to its last, and half of the next
+    packet's: n - 1/2 of them.
+    """
+    return max(1.0, burst_seconds / unit_seconds + 0.5)
 
 
 def poisson_interval(count: float) -> tuple[float, float]:
@@ -135,7 +166,7 @@ def poisson_interval(count: float) -> tuple[float, float]:
     return low, more * (1 - 1 / (9 * more) + QUANTILE / (3 * math.sqrt(more))) ** 3
 
 
-def _has_changed(steady: Evidence, recent: Evidence) -> bool:
+def _has_changed(steady: Evidence, recent: Evidence, unit_seconds: float | None) -> bool:
     """Return True if runs of losses have become more frequent, rarer, longer or shorter.
 
     Runs are compared, not packets: of long ones there are few, and their lengths vary so much that
@@ -149,7 +180,7 @@ def _has_changed(steady: Evidence, recent: Evidence) -> bool:
     is_rarer = now[1] * CHANGE < before[0]
     if min(steady.runs, recent.runs) < CHANGE_RUNS_MIN:
         return is_more_frequent or is_rarer
-    old, new = estimate(steady), estimate(recent)
+    old, new = estimate(steady, unit_seconds), estimate(recent, unit_seconds)
     is_longer = new.burst_low > old.burst_high * CHANGE
     is_shorter = new.burst_high * CHANGE < old.burst_low
     return is_more_frequent or is_rarer or is_longer or is_shorter
@@ -158,7 +189,9 @@ def _has_changed(steady: Evidence, recent: Evidence) -> bool:
 class LossEstimator:
     """Estimates one path's loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit_seconds: float | None = None) -> None:
+        """Create it for a path on which a packet takes `unit_seconds`; None: bursts as packets."""
+        self._unit_seconds = unit_seconds
         self._counters = PathCounters()
         self._steady = Evidence()
         self._recent = Evidence()
@@ -176,17 +209,19 @@ class LossEstimator:
                 sent=max(added.sent - added.local_drops, lost),
                 lost=lost,
                 runs=min(added.loss_runs, lost) if lost else 0,
+                timed_runs=added.timed_runs,
+                timed_seconds=added.timed_runs_nanos / 1e9,
             )
         )
 
     @property
     def estimate(self) -> LossEstimate:
         """The present estimate."""
-        return estimate(self._steady.plus(self._recent))
+        return estimate(self._steady.plus(self._recent), self._unit_seconds)
 
     def _count(self, evidence: Evidence) -> None:
         self._recent = self._recent.plus(evidence)
-        if _has_changed(self._steady, self._recent):
+        if _has_changed(self._steady, self._recent, self._unit_seconds):
             # The path has changed, so older evidence is worthless.
             self._steady, self._recent = self._recent, Evidence()
         elif self._recent.runs >= RECENT_RUNS or self._recent.sent >= RECENT_PACKETS:
@@ -211,14 +246,17 @@ class Planner:
         `estimator` may have observed the path already. `caution` falls as packets arrive: to the
         upper end of the estimate's interval.
         """
-        self.estimator = estimator or LossEstimator()
+        self.estimator = estimator or LossEstimator(path.unit_seconds)
         self._check = check
         self.plan = plan(path, objective, parity_budget, caution=caution, check=check)
 
-    def update(self, round_trip_seconds: float | None = None) -> Plan | None:
+    def update(
+        self, round_trip_seconds: float | None = None, count: int | None = None
+    ) -> Plan | None:
         """Return a new plan if loss, round trip or caution are far from the plan's, else None.
 
-        `round_trip_seconds`: the path's round trip without queues; None: as planned.
+        `round_trip_seconds`: the path's round trip without queues; `count`: the number of paths
+        whose losses are independent. None: as planned.
         """
         path = self.plan.path
         found, planned = self.estimator.estimate, path.loss
@@ -228,6 +266,8 @@ class Planner:
             path = replace(path, loss=loss)
         if round_trip_seconds and _is_far(round_trip_seconds, path.round_trip_seconds):
             path = replace(path, round_trip_seconds=round_trip_seconds)
+        if count and count != path.count:
+            path = replace(path, count=count)
         caution = self.plan.caution
         if found.rate_high * CHANGE < caution:
             caution = found.rate_high

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/sessions.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\x98\x04\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sealane.v1.Session.State\x12\x11\n\tpeer_node\x18\x04 \x01(\t\x12\x0c\n\x04side\x18\x05 \x01(\t\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x37\n\nstatistics\x18\x08 \x03(\x0b\x32#.sealane.v1.Session.StatisticsEntry\x12\x14\n\x0c\x63lose_reason\x18\t \x01(\t\x12\x16\n\x0e\x64\x61ta_addresses\x18\n \x03(\t\x12$\n\x07outlook\x18\x0b \x01(\x0b\x32\x13.sealane.v1.Outlook\x12\x1f\n\x05paths\x18\x0c \x03(\x0b\x32\x10.sealane.v1.Path\x12\x0b\n\x03uid\x18\r \x01(\r\x12\x12\n\ncongestion\x18\x0e \x01(\t\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tLISTENING\x10\x01\x12\x0f\n\x0b\x45STABLISHED\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\x12\x10\n\x0c\x45STABLISHING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\"\xab\x02\n\x04Path\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.sealane.v1.Path.State\x12\x15\n\rlocal_address\x18\x02 \x01(\t\x12\x14\n\x0cpeer_address\x18\x03 \x01(\t\x12\x34\n\nstatistics\x18\x04 \x03(\x0b\x32 .sealane.v1.Path.StatisticsEntry\x12\x0c\n\x04wire\x18\x05 \x01(\t\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nCHALLENGED\x10\x01\x12\r\n\tVALIDATED\x10\x02\x12\n\n\x06SILENT\x10\x03\x12\r\n\tABANDONED\x10\x04\"\xcd\x01\n\x07Outlook\x12\x11\n\tloss_rate\x18\x01 \x01(\x01\x12\x15\n\rloss_rate_low\x18\x02 \x01(\x01\x12\x16\n\x0eloss_rate_high\x18\x03 \x01(\x01\x12\x15\n\rburst_packets\x18\x04 \x01(\x01\x12\x19\n\x11\x62urst_packets_low\x18\x05 \x01(\x01\x12\x1a\n\x12\x62urst_packets_high\x18\x06 \x01(\x01\x12\x0f\n\x07packets\x18\x07 \x01(\x01\x12!\n\x04plan\x18\x08 \x03(\x0b\x32\x13.sealane.v1.PlanRow\"B\n\x07PlanRow\x12\x12\n\nlength_max\x18\x01 \x01(\x04\x12\t\n\x01k\x18\x02 \x01(\r\x12\t\n\x01m\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\"]\n\x0cSessionGrant\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x13.sealane.v1.Session\x12\x13\n\x0bring_socket\x18\x02 \x01(\t\x12\x12\n\nring_token\x18\x03 \x01(\x0c\"\xc5\x01\n\x14ListenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tjob_token\x18\x03 \x01(\x0c\x12\x12\n\npeer_nodes\x18\x04 \x03(\t\x12\x14\n\x0cpeer_tenants\x18\x05 \x03(\t\x12\x0e\n\x06secret\x18\x06 \x01(\x0c\x12\r\n\x05\x65\x61rly\x18\x07 \x01(\x08\x12\x11\n\tregion_of\x18\x08 \x01(\t\x12\x12\n\ncongestion\x18\t \x01(\t\"\x8c\x02\n\x12OpenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tpeer_node\x18\x03 \x01(\t\x12\x14\n\x0cpeer_address\x18\x04 \x01(\t\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\x12\x15\n\rvia_addresses\x18\x06 \x03(\t\x12\x11\n\tjob_token\x18\x07 \x01(\x0c\x12\x13\n\x0bpeer_tenant\x18\x08 \x01(\t\x12\x0e\n\x06secret\x18\t \x01(\x0c\x12\r\n\x05\x65\x61rly\x18\n \x01(\x08\x12\x11\n\tregion_of\x18\x0b \x01(\t\x12\x12\n\ncongestion\x18\x0c \x01(\t\"\x12\n\x10GetFabricRequest\"-\n\x12\x44rainFabricRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"\xfb\x01\n\x06\x46\x61\x62ric\x12\x13\n\x0bring_socket\x18\x01 \x01(\t\x12 \n\x18rate_max_bits_per_second\x18\x02 \x01(\x04\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0csessions_max\x18\x04 \x01(\r\x12%\n\x06limits\x18\x05 \x01(\x0b\x32\x15.sealane.v1.JobLimits\x12\x1d\n\x04jobs\x18\x06 \x03(\x0b\x32\x0f.sealane.v1.Job\x12 \n\x05\x64rain\x18\x07 \x01(\x0b\x32\x11.sealane.v1.Drain\x12*\n\x0buser_limits\x18\x08 \x01(\x0b\x32\x15.sealane.v1.JobLimits\"4\n\x05\x44rain\x12\x14\n\x0cseconds_left\x18\x01 \x01(\x01\x12\x15\n\rsessions_left\x18\x02 \x01(\r\"r\n\tJobLimits\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x10\n\x08receives\x18\x03 \x01(\x04\x12\r\n\x05sends\x18\x04 \x01(\x04\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\"\x86\x01\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12)\n\x05usage\x18\x03 \x03(\x0b\x32\x1a.sealane.v1.Job.UsageEntry\x12\x0b\n\x03uid\x18\x04 \x01(\r\x1a,\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"!\n\x11GetSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"#\n\x13WatchSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListSessionsResponse\x12%\n\x08sessions\x18\x01 \x03(\x0b\x32\x13.sealane.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x43loseSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe9\x01\n\x10\x45stablishRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x15\n\rconnection_id\x18\x03 \x01(\x0c\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x12\n\nunit_bytes\x18\x06 \x03(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x16\n\x0e\x64\x61ta_addresses\x18\x08 \x03(\t\x12\x14\n\x0csealed_share\x18\t \x01(\x0c\x12\x14\n\x0csecret_proof\x18\n \x01(\x0c\"\xd3\x01\n\x11\x45stablishResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x16\n\x0e\x64\x61ta_addresses\x18\x04 \x03(\t\x12\x14\n\x0csealed_share\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63onfirmation\x18\x05 \x01(\x0c\x12\x1a\n\x12\x61ttestation_result\x18\x07 \x01(\t\x12\x10\n\x08verifier\x18\x08 \x01(\x0c\x12\x12\n\nunit_bytes\x18\t \x03(\r2\xc8\x04\n\x08Sessions\x12K\n\rListenSession\x12 .sealane.v1.ListenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12G\n\x0bOpenSession\x12\x1e.sealane.v1.OpenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12@\n\nGetSession\x12\x1d.sealane.v1.GetSessionRequest\x1a\x13.sealane.v1.Session\x12Q\n\x0cListSessions\x12\x1f.sealane.v1.ListSessionsRequest\x1a .sealane.v1.ListSessionsResponse\x12\x46\n\x0cWatchSession\x12\x1f.sealane.v1.WatchSessionRequest\x1a\x13.sealane.v1.Session0\x01\x12G\n\x0c\x43loseSession\x12\x1f.sealane.v1.CloseSessionRequest\x1a\x16.google.protobuf.Empty\x12=\n\tGetFabric\x12\x1c.sealane.v1.GetFabricRequest\x1a\x12.sealane.v1.Fabric\x12\x41\n\x0b\x44rainFabric\x12\x1e.sealane.v1.DrainFabricRequest\x1a\x12.sealane.v1.Fabric2W\n\x0bSessionPeer\x12H\n\tEstablish\x12\x1c.sealane.v1.EstablishRequest\x1a\x1d.sealane.v1.EstablishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/sessions.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\x98\x04\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sealane.v1.Session.State\x12\x11\n\tpeer_node\x18\x04 \x01(\t\x12\x0c\n\x04side\x18\x05 \x01(\t\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x37\n\nstatistics\x18\x08 \x03(\x0b\x32#.sealane.v1.Session.StatisticsEntry\x12\x14\n\x0c\x63lose_reason\x18\t \x01(\t\x12\x16\n\x0e\x64\x61ta_addresses\x18\n \x03(\t\x12$\n\x07outlook\x18\x0b \x01(\x0b\x32\x13.sealane.v1.Outlook\x12\x1f\n\x05paths\x18\x0c \x03(\x0b\x32\x10.sealane.v1.Path\x12\x0b\n\x03uid\x18\r \x01(\r\x12\x12\n\ncongestion\x18\x0e \x01(\t\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tLISTENING\x10\x01\x12\x0f\n\x0b\x45STABLISHED\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\x12\x10\n\x0c\x45STABLISHING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\"\xab\x02\n\x04Path\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.sealane.v1.Path.State\x12\x15\n\rlocal_address\x18\x02 \x01(\t\x12\x14\n\x0cpeer_address\x18\x03 \x01(\t\x12\x34\n\nstatistics\x18\x04 \x03(\x0b\x32 .sealane.v1.Path.StatisticsEntry\x12\x0c\n\x04wire\x18\x05 \x01(\t\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"X\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nCHALLENGED\x10\x01\x12\r\n\tVALIDATED\x10\x02\x12\n\n\x06SILENT\x10\x03\x12\r\n\tABANDONED\x10\x04\"\xcd\x01\n\x07Outlook\x12\x11\n\tloss_rate\x18\x01 \x01(\x01\x12\x15\n\rloss_rate_low\x18\x02 \x01(\x01\x12\x16\n\x0eloss_rate_high\x18\x03 \x01(\x01\x12\x15\n\rburst_packets\x18\x04 \x01(\x01\x12\x19\n\x11\x62urst_packets_low\x18\x05 \x01(\x01\x12\x1a\n\x12\x62urst_packets_high\x18\x06 \x01(\x01\x12\x0f\n\x07packets\x18\x07 \x01(\x01\x12!\n\x04plan\x18\x08 \x03(\x0b\x32\x13.sealane.v1.PlanRow\"\\\n\x07PlanRow\x12\x12\n\nlength_max\x18\x01 \x01(\x04\x12\t\n\x01k\x18\x02 \x01(\r\x12\t\n\x01m\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\x12\x18\n\x10parity_gap_nanos\x18\x05 \x01(\x04\"]\n\x0cSessionGrant\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x13.sealane.v1.Session\x12\x13\n\x0bring_socket\x18\x02 \x01(\t\x12\x12\n\nring_token\x18\x03 \x01(\x0c\"\xc5\x01\n\x14ListenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tjob_token\x18\x03 \x01(\x0c\x12\x12\n\npeer_nodes\x18\x04 \x03(\t\x12\x14\n\x0cpeer_tenants\x18\x05 \x03(\t\x12\x0e\n\x06secret\x18\x06 \x01(\x0c\x12\r\n\x05\x65\x61rly\x18\x07 \x01(\x08\x12\x11\n\tregion_of\x18\x08 \x01(\t\x12\x12\n\ncongestion\x18\t \x01(\t\"\x8c\x02\n\x12OpenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tpeer_node\x18\x03 \x01(\t\x12\x14\n\x0cpeer_address\x18\x04 \x01(\t\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\x12\x15\n\rvia_addresses\x18\x06 \x03(\t\x12\x11\n\tjob_token\x18\x07 \x01(\x0c\x12\x13\n\x0bpeer_tenant\x18\x08 \x01(\t\x12\x0e\n\x06secret\x18\t \x01(\x0c\x12\r\n\x05\x65\x61rly\x18\n \x01(\x08\x12\x11\n\tregion_of\x18\x0b \x01(\t\x12\x12\n\ncongestion\x18\x0c \x01(\t\"\x12\n\x10GetFabricRequest\"-\n\x12\x44rainFabricRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"\xfb\x01\n\x06\x46\x61\x62ric\x12\x13\n\x0bring_socket\x18\x01 \x01(\t\x12 \n\x18rate_max_bits_per_second\x18\x02 \x01(\x04\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0csessions_max\x18\x04 \x01(\r\x12%\n\x06limits\x18\x05 \x01(\x0b\x32\x15.sealane.v1.JobLimits\x12\x1d\n\x04jobs\x18\x06 \x03(\x0b\x32\x0f.sealane.v1.Job\x12 \n\x05\x64rain\x18\x07 \x01(\x0b\x32\x11.sealane.v1.Drain\x12*\n\x0buser_limits\x18\x08 \x01(\x0b\x32\x15.sealane.v1.JobLimits\"4\n\x05\x44rain\x12\x14\n\x0cseconds_left\x18\x01 \x01(\x01\x12\x15\n\rsessions_left\x18\x02 \x01(\r\"r\n\tJobLimits\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x10\n\x08receives\x18\x03 \x01(\x04\x12\r\n\x05sends\x18\x04 \x01(\x04\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\"\x86\x01\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12)\n\x05usage\x18\x03 \x03(\x0b\x32\x1a.sealane.v1.Job.UsageEntry\x12\x0b\n\x03uid\x18\x04 \x01(\r\x1a,\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"!\n\x11GetSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"#\n\x13WatchSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListSessionsResponse\x12%\n\x08sessions\x18\x01 \x03(\x0b\x32\x13.sealane.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x43loseSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe9\x01\n\x10\x45stablishRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x15\n\rconnection_id\x18\x03 \x01(\x0c\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x12\n\nunit_bytes\x18\x06 \x03(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x16\n\x0e\x64\x61ta_addresses\x18\x08 \x03(\t\x12\x14\n\x0csealed_share\x18\t \x01(\x0c\x12\x14\n\x0csecret_proof\x18\n \x01(\x0c\"\xd3\x01\n\x11\x45stablishResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x16\n\x0e\x64\x61ta_addresses\x18\x04 \x03(\t\x12\x14\n\x0csealed_share\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63onfirmation\x18\x05 \x01(\x0c\x12\x1a\n\x12\x61ttestation_result\x18\x07 \x01(\t\x12\x10\n\x08verifier\x18\x08 \x01(\x0c\x12\x12\n\nunit_bytes\x18\t \x03(\r2\xc8\x04\n\x08Sessions\x12K\n\rListenSession\x12 .sealane.v1.ListenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12G\n\x0bOpenSession\x12\x1e.sealane.v1.OpenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12@\n\nGetSession\x12\x1d.sealane.v1.GetSessionRequest\x1a\x13.sealane.v1.Session\x12Q\n\x0cListSessions\x12\x1f.sealane.v1.ListSessionsRequest\x1a .sealane.v1.ListSessionsResponse\x12\x46\n\x0cWatchSession\x12\x1f.sealane.v1.WatchSessionRequest\x1a\x13.sealane.v1.Session0\x01\x12G\n\x0c\x43loseSession\x12\x1f.sealane.v1.CloseSessionRequest\x1a\x16.google.protobuf.Empty\x12=\n\tGetFabric\x12\x1c.sealane.v1.GetFabricRequest\x1a\x12.sealane.v1.Fabric\x12\x41\n\x0b\x44rainFabric\x12\x1e.sealane.v1.DrainFabricRequest\x1a\x12.sealane.v1.Fabric2W\n\x0bSessionPeer\x12H\n\tEstablish\x12\x1c.sealane.v1.EstablishRequest\x1a\x1d.sealane.v1.EstablishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,43 +53,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OUTLOOK']._serialized_start=921
   _globals['_OUTLOOK']._serialized_end=1126
   _globals['_PLANROW']._serialized_start=1128
-  _globals['_PLANROW']._serialized_end=1194
-  _globals['_SESSIONGRANT']._serialized_start=1196
-  _globals['_SESSIONGRANT']._serialized_end=1289
-  _globals['_LISTENSESSIONREQUEST']._serialized_start=1292
-  _globals['_LISTENSESSIONREQUEST']._serialized_end=1489
-  _globals['_OPENSESSIONREQUEST']._serialized_start=1492
-  _globals['_OPENSESSIONREQUEST']._serialized_end=1760
-  _globals['_GETFABRICREQUEST']._serialized_start=1762
-  _globals['_GETFABRICREQUEST']._serialized_end=1780
-  _globals['_DRAINFABRICREQUEST']._serialized_start=1782
-  _globals['_DRAINFABRICREQUEST']._serialized_end=1827
-  _globals['_FABRIC']._serialized_start=1830
-  _globals['_FABRIC']._serialized_end=2081
-  _globals['_DRAIN']._serialized_start=2083
-  _globals['_DRAIN']._serialized_end=2135
-  _globals['_JOBLIMITS']._serialized_start=2137
-  _globals['_JOBLIMITS']._serialized_end=2251
-  _globals['_JOB']._serialized_start=2254
-  _globals['_JOB']._serialized_end=2388
-  _globals['_JOB_USAGEENTRY']._serialized_start=2344
-  _globals['_JOB_USAGEENTRY']._serialized_end=2388
-  _globals['_GETSESSIONREQUEST']._serialized_start=2390
-  _globals['_GETSESSIONREQUEST']._serialized_end=2423
-  _globals['_WATCHSESSIONREQUEST']._serialized_start=2425
-  _globals['_WATCHSESSIONREQUEST']._serialized_end=2460
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=2462
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=2522
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=2524
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=2610
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=2612
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=2647
-  _globals['_ESTABLISHREQUEST']._serialized_start=2650
-  _globals['_ESTABLISHREQUEST']._serialized_end=2883
-  _globals['_ESTABLISHRESPONSE']._serialized_start=2886
-  _globals['_ESTABLISHRESPONSE']._serialized_end=3097
-  _globals['_SESSIONS']._serialized_start=3100
-  _globals['_SESSIONS']._serialized_end=3684
-  _globals['_SESSIONPEER']._serialized_start=3686
-  _globals['_SESSIONPEER']._serialized_end=3773
+  _globals['_PLANROW']._serialized_end=1220
+  _globals['_SESSIONGRANT']._serialized_start=1222
+  _globals['_SESSIONGRANT']._serialized_end=1315
+  _globals['_LISTENSESSIONREQUEST']._serialized_start=1318
+  _globals['_LISTENSESSIONREQUEST']._serialized_end=1515
+  _globals['_OPENSESSIONREQUEST']._serialized_start=1518
+  _globals['_OPENSESSIONREQUEST']._serialized_end=1786
+  _globals['_GETFABRICREQUEST']._serialized_start=1788
+  _globals['_GETFABRICREQUEST']._serialized_end=1806
+  _globals['_DRAINFABRICREQUEST']._serialized_start=1808
+  _globals['_DRAINFABRICREQUEST']._serialized_end=1853
+  _globals['_FABRIC']._serialized_start=1856
+  _globals['_FABRIC']._serialized_end=2107
+  _globals['_DRAIN']._serialized_start=2109
+  _globals['_DRAIN']._serialized_end=2161
+  _globals['_JOBLIMITS']._serialized_start=2163
+  _globals['_JOBLIMITS']._serialized_end=2277
+  _globals['_JOB']._serialized_start=2280
+  _globals['_JOB']._serialized_end=2414
+  _globals['_JOB_USAGEENTRY']._serialized_start=2370
+  _globals['_JOB_USAGEENTRY']._serialized_end=2414
+  _globals['_GETSESSIONREQUEST']._serialized_start=2416
+  _globals['_GETSESSIONREQUEST']._serialized_end=2449
+  _globals['_WATCHSESSIONREQUEST']._serialized_start=2451
+  _globals['_WATCHSESSIONREQUEST']._serialized_end=2486
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=2488
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=2548
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=2550
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=2636
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=2638
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=2673
+  _globals['_ESTABLISHREQUEST']._serialized_start=2676
+  _globals['_ESTABLISHREQUEST']._serialized_end=2909
+  _globals['_ESTABLISHRESPONSE']._serialized_start=2912
+  _globals['_ESTABLISHRESPONSE']._serialized_end=3123
+  _globals['_SESSIONS']._serialized_start=3126
+  _globals['_SESSIONS']._serialized_end=3710
+  _globals['_SESSIONPEER']._serialized_start=3712
+  _globals['_SESSIONPEER']._serialized_end=3799
 # @@protoc_insertion_point(module_scope)

@@ -274,6 +274,7 @@ class PlanRow(message.Message):
     K_FIELD_NUMBER: builtins.int
     M_FIELD_NUMBER: builtins.int
     DEPTH_FIELD_NUMBER: builtins.int
+    PARITY_GAP_NANOS_FIELD_NUMBER: builtins.int
     length_max: builtins.int
     """bytes"""
     k: builtins.int
@@ -282,6 +283,8 @@ class PlanRow(message.Message):
     """parity units per block"""
     depth: builtins.int
     """blocks that are interleaved"""
+    parity_gap_nanos: builtins.int
+    """pause between the data and the parity of a message"""
     def __init__(
         self,
         *,
@@ -289,10 +292,11 @@ class PlanRow(message.Message):
         k: builtins.int = ...,
         m: builtins.int = ...,
         depth: builtins.int = ...,
+        parity_gap_nanos: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["depth", b"depth", "k", b"k", "length_max", b"length_max", "m", b"m"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["depth", b"depth", "k", b"k", "length_max", b"length_max", "m", b"m", "parity_gap_nanos", b"parity_gap_nanos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -143,9 +143,10 @@ class SessionEndpoint:
     # Final once the session is established.
     @property
     def unit_bytes(self) -> int: ...
-    # Set the plan for all later sends with `auto`: rows (length_max, k, m, depth), ascending by
-    # length_max; (0, 0, 1) is selective repeat. After a ValueError the current plan stays.
-    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
+    # Set the plan for all later sends with `auto`: rows (length_max, k, m, depth, nanoseconds
+    # between data and parity), ascending by length_max; (0, 0, 1, 0) is selective repeat. After a
+    # ValueError the current plan stays.
+    def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # The worker's latest report; empty before the start.
     def paths(self) -> list[SessionPath]: ...
@@ -329,7 +330,8 @@ class LinkSettings:
     """Properties of one direction of a link. Probabilities are parts per billion, per packet.
 
     `gilbert_elliott` is (p, r, loss in the bad state, loss in the good state) and replaces
-    independent loss; `red` is (low bytes, high bytes, probability just below high); `phantom` is
+    independent loss, as does `timed_bursts`, the mean times without loss and of total loss in
+    nanoseconds; `red` is (low bytes, high bytes, probability just below high); `phantom` is
     (drain in parts per billion of the rate, cap bytes, and the same three as `red`). ValueError if
     the settings are not valid.
     """
@@ -342,6 +344,7 @@ class LinkSettings:
         buffer_bytes: int,
         loss_parts_per_billion: int = 0,
         gilbert_elliott: tuple[int, int, int, int] | None = None,
+        timed_bursts: tuple[int, int] | None = None,
         jitter_nanos: int = 0,
         reorder_parts_per_billion: int = 0,
         reorder_nanos_max: int = 0,
@@ -480,6 +483,8 @@ def simulate(
     slots: int = 16,
     erasure_code: tuple[int, int] | None = None,
     interleaving: int = 1,
+    parity_gap_nanos: int = 0,
+    path_count: int = 1,
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
@@ -495,7 +500,8 @@ def simulate(
 
     Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
-    are sent interleaved; without it, selective repeat.
+    are sent interleaved, and their parity `parity_gap_nanos` after the data; without it, selective
+    repeat. `path_count` paths are alike, with losses of their own, and share the ends' rate.
     Both ends send at the rate of `forward`; `backward` defaults to the same settings.
     A packet that arrives up to `reordering_nanos` after one that was sent later isn't taken for
     lost. With `detection` "timeout" the sender ignores reports of losses.

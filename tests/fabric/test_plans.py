@@ -22,12 +22,22 @@ class FakeSession:
 
     def __init__(self, looks: int, **added: int) -> None:
         self.outlook: Outlook | None = None
-        self.installed: list[list[tuple[int, int, int, int]]] = []
+        self.installed: list[list[tuple[int, int, int, int, int]]] = []
         self._looks = looks
         self._closed = asyncio.Event()
         self._added = {"data_packets_sent": added.get("clear_packets", 0)} | added
         self._counters = dict.fromkeys(
-            ("data_packets_sent", "clear_packets", "clear_losses", "clear_runs", "send_drops"), 0
+            (
+                "data_packets_sent",
+                "clear_packets",
+                "clear_losses",
+                "clear_runs",
+                "send_drops",
+                "timed_runs",
+                "timed_runs_nanos",
+                "paths_validated",
+            ),
+            0,
         )
 
     def statistics(self) -> dict[str, int]:
@@ -38,7 +48,7 @@ class FakeSession:
             self._counters[name] += value
         return {**self._counters, "srtt_nanos": 25_000_000}
 
-    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
+    def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         self.installed.append(rows)
 
     async def wait_closed(self) -> None:
@@ -71,8 +81,8 @@ async def planned(
     return session
 
 
-def is_coded(rows: list[tuple[int, int, int, int]], size: int) -> bool:
-    return next(k for length, k, _, _ in rows if size <= length) > 0
+def is_coded(rows: list[tuple[int, int, int, int, int]], size: int) -> bool:
+    return next(k for length, k, *_ in rows if size <= length) > 0
 
 
 async def test_the_assumption_is_planned_for_at_once() -> None:
@@ -130,6 +140,7 @@ async def test_local_drops_make_none() -> None:
 def test_the_round_trip_is_the_least_of_the_last_reads() -> None:
     counters = _Counters()
     names = ("clear_packets", "clear_losses", "clear_runs", "send_drops")
+    names += ("timed_runs", "timed_runs_nanos")
 
     def read(milliseconds: int) -> float:
         counters.read(dict.fromkeys(names, 0) | {"srtt_nanos": milliseconds * 1_000_000})
@@ -137,6 +148,60 @@ def test_the_round_trip_is_the_least_of_the_last_reads() -> None:
 
     assert [read(each) for each in (25, 30, 20, 30)] == [0.025, 0.025, 0.02, 0.02]
     assert [read(30) for _ in range(LEAST_READS - 1)][-2:] == [0.02, 0.03]
+
+
+async def test_bursts_count_by_the_time_that_they_last() -> None:
+    # Seen as two packets each, because messages are short; in truth 3.8 ms.
+    losses = {"clear_packets": 10_000, "clear_losses": 100, "clear_runs": 50}
+    timed = {"timed_runs": 50, "timed_runs_nanos": 50 * 3_800_000}
+    told: list[PathLoss] = []
+    session = FakeSession(6, **losses, **timed)
+    await keep_planned(
+        session,
+        rate_bits_per_second=100_000_000,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-5),
+        objective="p99",
+        interval_seconds=INTERVAL,
+        measured=lambda loss, _: told.append(loss),
+    )
+    loss = told[-1]
+    assert loss.burst_seconds == pytest.approx(3.8e-3)
+    assert loss.burst_packets == pytest.approx(32, rel=0.05)
+    assert session.outlook is not None
+    assert session.outlook.plan.path.loss.is_timed
+
+
+async def test_a_burst_known_in_time_is_planned_for_at_any_rate() -> None:
+    session = FakeSession(1)
+    await keep_planned(
+        session,
+        rate_bits_per_second=10_000_000,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-3, burst_packets=32.0, burst_seconds=11.9e-3),
+        interval_seconds=INTERVAL,
+    )
+    assert session.outlook is not None
+    loss = session.outlook.plan.path.loss
+    assert loss.is_timed
+    assert loss.burst_packets == pytest.approx(10.5, rel=0.05)
+
+
+async def test_paths_count_once_they_are_validated() -> None:
+    async def count(validated: int) -> int:
+        session = FakeSession(1, paths_validated=validated)
+        await keep_planned(
+            session,
+            rate_bits_per_second=RATE,
+            unit_bytes=1408,
+            assumed=PathLoss(rate=0.0),
+            path_count=2,
+            interval_seconds=INTERVAL,
+        )
+        assert session.outlook is not None
+        return session.outlook.plan.path.count
+
+    assert [await count(validated) for validated in (0, 1, 2, 3)] == [1, 1, 2, 2]
 
 
 async def test_what_is_measured_is_told() -> None:

@@ -22,7 +22,7 @@ class FakeSession:
 
     def __init__(self, round_trip_seconds: float) -> None:
         self.identity = SimpleNamespace(peer=None, rate_bits_per_second=RATE, unit_bytes=UNIT)
-        self.rows: list[tuple[int, int, int, int]] | None = None
+        self.rows: list[tuple[int, int, int, int, int]] | None = None
         self._srtt_nanos = round(round_trip_seconds * 1e9)
 
     def path_key(self) -> PathKey:
@@ -31,7 +31,7 @@ class FakeSession:
     def statistics(self) -> dict[str, int]:
         return {"srtt_nanos": self._srtt_nanos}
 
-    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
+    def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         self.rows = rows
 
 
@@ -39,7 +39,7 @@ class FakeSession:
 class Begun:
     """What the plan of a session began with."""
 
-    rows: list[tuple[int, int, int, int]] | None
+    rows: list[tuple[int, int, int, int, int]] | None
     assumed: PathLoss
     caution: float
 
@@ -70,11 +70,11 @@ async def test_an_unknown_long_path_gets_parity_at_once_for_what_a_round_trip_ho
 ) -> None:
     found = await begin(0.025)
     assert found.caution == 1e-2
-    lengths = [length for length, k, _, _ in found.rows if k]
+    lengths = [length for length, k, *_ in found.rows if k]
     assert lengths == sorted(lengths)
     # 2,095 packets fit in 25 ms at 1 Gbit/s.
     assert lengths[-1] == 2095 * UNIT
-    assert found.rows[-1][1:] == (0, 0, 1)
+    assert found.rows[-1][1:] == (0, 0, 1, 0)
 
 
 async def test_a_known_path_gets_parity_until_there_is_a_plan_for_what_was_measured(

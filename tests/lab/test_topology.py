@@ -63,7 +63,12 @@ def test_the_way_back_may_lose_packets_in_the_other_way(
         (wan("an-interface-name"), "1…15 of a to z"),
         (wan("lo"), "but not 'lo'"),
         (wan("x", left="b"), "not b on both"),
-        (wan("x", "loss = 0.1\nburst = {p = 0.1, r = 0.2}"), "either loss or burst"),
+        (wan("x", "loss = 0.1\nburst = {p = 0.1, r = 0.2}"), "only one of loss, burst"),
+        (
+            wan("x", "loss = 0.1\ntimed_bursts = {good_micros = 9, bad_micros = 1}"),
+            "only one of loss, burst",
+        ),
+        (wan("x", "timed_bursts = {good_micros = 9, bad_micros = 0}"), "bad_micros"),
         (wan("x", "reorder = 0.1"), "both reorder and reorder_micros_max"),
         (wan("x", "red = {low_bytes = 2, high_bytes = 1}"), "low_bytes up to high_bytes"),
         (wan("x", "outages = [{start_seconds = 2.0, end_seconds = 1.0}]"), "less than end_seconds"),

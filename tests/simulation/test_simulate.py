@@ -131,3 +131,57 @@ def test_without_message_numbers_late_packets_land_in_the_next_message() -> None
     assert few["violations"] == many["violations"] == []
     assert few["foreign_units"] >= few["foreign_messages"] > 0
     assert (many["foreign_units"], many["foreign_messages"]) == (0, 0)
+
+
+def through_timed_bursts(**options: Any) -> _native.SimulationResult:
+    """Send 64 KiB through bursts of 3.8 ms, 1 % of the time, at 100 Mbit/s and 100 ms."""
+
+    def link(**losses: Any) -> _native.LinkSettings:
+        return _native.LinkSettings(
+            rate_bits_per_second=100_000_000,
+            delay_nanos=50_000_000,
+            buffer_bytes=1 << 20,
+            **losses,
+        )
+
+    result = _native.simulate(
+        count=3000,
+        message_bytes=64 << 10,
+        seed=1,
+        erasure_code=(64, 64),
+        unit_bytes=1408,
+        forward=link(timed_bursts=(376_200_000, 3_800_000)),
+        backward=link(),
+        **options,
+    )
+    assert result["violations"] == []
+    return result
+
+
+def test_parity_after_a_pause_outlives_a_burst_that_takes_the_message() -> None:
+    def slow(**options: Any) -> int:
+        times = through_timed_bursts(**options)["completion_nanos"]
+        return sum(1 for nanos in times if nanos > 170_000_000)
+
+    at_once, later = slow(), slow(parity_gap_nanos=15_000_000)
+    assert later * 3 < at_once, (at_once, later)
+
+
+def test_two_paths_outlive_a_burst_of_one() -> None:
+    times = through_timed_bursts(path_count=2)["completion_nanos"]
+    assert sum(1 for nanos in times if nanos > 170_000_000) <= 1
+
+
+def test_bursts_are_measured_in_time_although_messages_meet_only_a_part() -> None:
+    sent = through_timed_bursts(parity_gap_nanos=7_600_000)["sender"]
+    mean = sent["timed_runs_nanos"] / sent["timed_runs"]
+    assert 1_900_000 < mean < 5_700_000, mean
+
+
+def test_a_link_loses_packets_in_one_way() -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        fast(loss_parts_per_billion=PERCENT, timed_bursts=(9, 1))
+    with pytest.raises(ValueError, match="pause before parity"):
+        _native.simulate(
+            count=1, message_bytes=1, erasure_code=(4, 2), parity_gap_nanos=1_000_000_001
+        )

@@ -1,9 +1,11 @@
 import dataclasses
+import math
 import re
 
 import numpy as np
 import pytest
 
+from reference import bursts as reference_bursts
 from sealane.errors import UsageError
 from sealane.planning.model import (
     NACK_FACTOR,
@@ -315,3 +317,22 @@ def test_a_last_group_of_fewer_blocks_is_interleaved_less() -> None:
 def test_impossible_codes_are_refused(k: int, m: int, depth: int) -> None:
     with pytest.raises(UsageError, match=re.escape("model.code.range")):
         ErasureCoded(k, m, depth)
+
+
+@pytest.mark.parametrize(("paths", "gap"), [(1, 0), (1, 40), (2, 0), (2, 40), (3, 10)])
+@pytest.mark.parametrize("burst", [8.0, 60.0])
+def test_losses_of_a_block_in_time_are_those_of_the_reference(
+    burst: float, paths: int, gap: int
+) -> None:
+    loss, k, m = Loss(rate=2e-2, burst_packets=burst, is_timed=True), 40, 40
+    found = block_losses(loss, k, m, gap=gap, paths=paths)
+    times = [float(unit) for unit in range(k)] + [float(k + gap + unit) for unit in range(m)]
+    # The time in which the chain's memory of one step decays as it does.
+    mean_burst = -1 / ((1 - loss.rate) * math.log(1 - loss.begin - loss.end))
+    lost = reference_bursts.lost_units(
+        times, paths=paths, mean_burst=mean_burst, rate=loss.rate, runs=20_000, seed=3
+    )
+    for most in (0, 4, 20, 40, 60):
+        share = sum(1 for number in lost if number <= most) / len(lost)
+        assert found.lost[: most + 1].sum() == pytest.approx(share, abs=0.012), most
+    assert found.success == pytest.approx(float(found.lost[: m + 1].sum()))

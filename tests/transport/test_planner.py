@@ -82,7 +82,7 @@ def test_the_first_plan_is_nearly_as_good_as_the_models(rate: float, round_trip:
     )
     fits = rate / 8 * round_trip
     for size in (4096, 16 << 10, 64 << 10, 256 << 10, MIB, 16 * MIB):
-        k, m = next((k, m) for length_max, k, m, _ in rows if size <= length_max)
+        k, m = next((k, m) for length_max, k, m, *_ in rows if size <= length_max)
         if size > fits:
             assert (k, m) == (0, 0)
             continue
@@ -93,7 +93,7 @@ def test_the_first_plan_is_nearly_as_good_as_the_models(rate: float, round_trip:
 
 def test_a_path_without_a_round_trip_has_no_parity_at_first() -> None:
     rows = first_rows(rate_bits_per_second=10**8, round_trip_seconds=0.0, unit_bytes=1408)
-    assert [row[1:] for row in rows] == [(0, 0, 1)]
+    assert [row[1:] for row in rows] == [(0, 0, 1, 0)]
 
 
 def test_without_loss_nothing_is_coded() -> None:
@@ -431,3 +431,68 @@ def test_caution_falls_as_packets_arrive() -> None:
     assert len(cautions) > 4
     assert all(after * 3 < before for before, after in itertools.pairwise(cautions))
     assert isinstance(planner.plan.row(64 << 10).scheme, SelectiveRepeat)
+
+
+# Bursts that last for a time.
+
+
+def burst_path(burst: float, round_trip: float, *, is_timed: bool = True, count: int = 1) -> Path:
+    return Path(
+        rate_bits_per_second=1e8,
+        round_trip_seconds=round_trip,
+        loss=Loss(rate=1e-2, burst_packets=burst, is_timed=is_timed),
+        unit_bytes=1408,
+        overhead_bytes=83,
+        count=count,
+    )
+
+
+def test_a_pause_before_parity_is_planned_where_a_burst_hits_the_whole_message() -> None:
+    path = burst_path(32, 0.1)
+    best = rank(path, 64 << 10, Objective.P999)[0]
+    assert isinstance(best.scheme, ErasureCoded)
+    assert best.scheme.gap_seconds > 0
+    assert best.p999 < 1.2 * ideal(path, 64 << 10)
+    without = replace(best.scheme, gap_seconds=0.0)
+    assert evaluate(path, 64 << 10, without).p999 > 1.9 * ideal(path, 64 << 10)
+    row = plan(path, Objective.P999).row(64 << 10)
+    assert row.scheme == best.scheme
+    assert row.parity_gap_nanos == round(best.scheme.gap_seconds * 1e9)
+
+
+def test_no_pause_is_planned_without_bursts_in_time_nor_after_a_round_trip() -> None:
+    still = burst_path(1, 0.1), burst_path(32, 0.1, is_timed=False), burst_path(128, 0.005)
+    for path in still:
+        for candidate in rank(path, 64 << 10, Objective.P999):
+            assert code_of(candidate.scheme)[0] == 0 or candidate.scheme.gap_seconds == 0  # type: ignore[union-attr]
+
+
+def test_two_paths_are_priced_by_losses_of_their_own() -> None:
+    one, two = (rank(burst_path(128, 0.1, count=n), 64 << 10, Objective.P999)[0] for n in (1, 2))
+    fastest = ideal(burst_path(128, 0.1), 64 << 10)
+    assert two.p999 < 1.1 * fastest < 1.5 * fastest < one.p999
+
+
+def test_short_bursts_are_planned_for_as_before() -> None:
+    for burst in (1.0, 1.1):
+        packets, timed = (burst_path(burst, 0.025, is_timed=is_timed) for is_timed in (False, True))
+        for size in (4096, 64 << 10, MIB):
+            found = [rank(path, size, Objective.P99)[0].scheme for path in (packets, timed)]
+            assert found[0] == found[1], (burst, size)
+
+
+def test_a_burst_is_as_long_as_it_lasted_however_few_packets_met_it() -> None:
+    evidence = Evidence(
+        sent=1e5, lost=200, runs=100, timed_runs=100, timed_seconds=100 * 31.5 * 1e-4
+    )
+    found = estimate(evidence, 1e-4)
+    assert found.loss.burst_packets == pytest.approx(32)
+    assert found.loss.is_timed
+    assert found.burst_low < 32 < found.burst_high
+    assert estimate(evidence).loss == Loss(rate=2e-3, burst_packets=2)
+
+
+def test_single_losses_have_no_length_in_time() -> None:
+    found = estimate(Evidence(sent=1e5, lost=100, runs=100, timed_runs=100), 1e-4)
+    assert found.loss.burst_packets == 1
+    assert found.loss.is_independent

@@ -232,10 +232,10 @@ def test_a_plan_decides_for_sends_that_ask_for_it() -> None:
                 assert time.monotonic() < end
 
         assert parity_of(50_000) == parity_of(100_000) == 0
-        left.endpoint.install_plan([(50_000, 0, 0, 1), (1 << 20, 16, 2, 4)])
+        left.endpoint.install_plan([(50_000, 0, 0, 1, 0), (1 << 20, 16, 2, 4, 0)])
         assert parity_of(50_000) == 0
         wait_for_parity(100_000)
-        left.endpoint.install_plan([(1, 32, 8, 1)])
+        left.endpoint.install_plan([(1, 32, 8, 1, 0)])
         wait_for_parity(50_000)
 
 
@@ -243,14 +243,17 @@ def test_a_plan_decides_for_sends_that_ask_for_it() -> None:
     "rows",
     [
         [],
-        [(2, 0, 0, 1), (1, 0, 0, 1)],
-        [(1, 200, 56, 1)],
-        [(1, 4, 2, 0)],
-        [(1, 0, 0, 2)],
-        [(1, 4, 0, 1)],
+        [(2, 0, 0, 1, 0), (1, 0, 0, 1, 0)],
+        [(1, 200, 56, 1, 0)],
+        [(1, 4, 2, 0, 0)],
+        [(1, 0, 0, 2, 0)],
+        [(1, 4, 0, 1, 0)],
+        [(1, 4, 2, 1, 1_000_000_001)],
     ],
 )
-def test_plans_that_cannot_be_followed_are_refused(rows: list[tuple[int, int, int, int]]) -> None:
+def test_plans_that_cannot_be_followed_are_refused(
+    rows: list[tuple[int, int, int, int, int]],
+) -> None:
     with pair(establish=False) as (left, _), pytest.raises(ValueError, match="plan"):
         left.endpoint.install_plan(rows)
 

@@ -9,7 +9,9 @@ use sealane_engine::emulator::{
     AccessReport, DirectionReport, Emulator as Engine, EmulatorConfig, EmulatorError, Spell,
     WanPort,
 };
-use sealane_proto::link::{GilbertElliott, LinkConfig, LinkCounters, Loss, Phantom, Thresholds};
+use sealane_proto::link::{
+    GilbertElliott, LinkConfig, LinkCounters, Loss, Phantom, Thresholds, TimedBursts,
+};
 
 /// Parses a numeric address with a port.
 pub fn parse_address(address: &str) -> PyResult<SocketAddr> {
@@ -39,6 +41,7 @@ impl LinkSettings {
         buffer_bytes,
         loss_parts_per_billion = 0,
         gilbert_elliott = None,
+        timed_bursts = None,
         jitter_nanos = 0,
         reorder_parts_per_billion = 0,
         reorder_nanos_max = 0,
@@ -54,6 +57,7 @@ impl LinkSettings {
         buffer_bytes: u64,
         loss_parts_per_billion: u32,
         gilbert_elliott: Option<(u32, u32, u32, u32)>,
+        timed_bursts: Option<(u64, u64)>,
         jitter_nanos: u64,
         reorder_parts_per_billion: u32,
         reorder_nanos_max: u64,
@@ -62,16 +66,19 @@ impl LinkSettings {
         red: Option<(u64, u64, u32)>,
         phantom: Option<(u32, u64, u64, u64, u32)>,
     ) -> PyResult<Self> {
-        let loss = match gilbert_elliott {
-            Some((p, r, loss_bad, loss_good)) if loss_parts_per_billion == 0 => {
+        let loss = match (loss_parts_per_billion, gilbert_elliott, timed_bursts) {
+            (parts, None, None) => Loss::Independent(parts),
+            (0, Some((p, r, loss_bad, loss_good)), None) => {
                 Loss::GilbertElliott(GilbertElliott { p, r, loss_bad, loss_good })
             }
-            Some(_) => {
+            (0, None, Some((good_nanos, bad_nanos))) => {
+                Loss::Timed(TimedBursts { good_nanos, bad_nanos })
+            }
+            _ => {
                 return Err(PyValueError::new_err(
-                    "loss_parts_per_billion and gilbert_elliott exclude each other",
+                    "loss_parts_per_billion, gilbert_elliott and timed_bursts exclude each other",
                 ));
             }
-            None => Loss::Independent(loss_parts_per_billion),
         };
         let phantom =
             phantom.map(|(drain_parts_per_billion, cap_bytes, low, high, most)| Phantom {

@@ -347,12 +347,13 @@ impl SessionEndpoint {
         self.endpoint.unit_bytes()
     }
 
-    fn install_plan(&self, rows: Vec<(u64, u8, u8, u8)>) -> PyResult<()> {
+    fn install_plan(&self, rows: Vec<(u64, u8, u8, u8, u64)>) -> PyResult<()> {
         let rows: Vec<PlanRow> = rows
             .into_iter()
-            .map(|(length_max, k, m, depth)| PlanRow {
+            .map(|(length_max, k, m, depth, parity_gap)| PlanRow {
                 length_max,
                 reliability: scheme(k, m, depth),
+                parity_gap,
             })
             .collect();
         self.endpoint.install_plan(&rows).map_err(endpoint_error)

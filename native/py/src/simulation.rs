@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sealane_engine::reduce::{self, Reduction};
 use sealane_proto::session::{Detection, PayloadMode, Reliability, SessionStatistics, Steering};
-use sealane_sim::{Outcome, Ring, RingReceive, RingSend, Scenario, Site, run, run_ring};
+use sealane_sim::{Outcome, PathLinks, Ring, RingReceive, RingSend, Scenario, Site, run, run_ring};
 
 use crate::link::{LinkSettings, link_counters};
 
@@ -24,6 +24,8 @@ const TIME_NANOS_MAX: u64 = 86_400_000_000_000;
     slots = 16,
     erasure_code = None,
     interleaving = 1,
+    parity_gap_nanos = 0,
+    path_count = 1,
     unit_bytes = 4096,
     chunk_units = 16,
     real_payload = false,
@@ -46,6 +48,8 @@ pub fn simulate<'py>(
     slots: u16,
     erasure_code: Option<(u8, u8)>,
     interleaving: u8,
+    parity_gap_nanos: u64,
+    path_count: u8,
     unit_bytes: u16,
     chunk_units: u16,
     real_payload: bool,
@@ -66,6 +70,7 @@ pub fn simulate<'py>(
         message_bytes_max: message_bytes_max.unwrap_or(message_bytes),
         depth,
         reliability: reliability_of(erasure_code, interleaving),
+        parity_gap: parity_gap_nanos,
         streams: false,
         unit_bytes,
         chunk_units,
@@ -80,7 +85,10 @@ pub fn simulate<'py>(
         backward,
         blackout: blackout_nanos,
         pauses: None,
-        more_paths: Vec::new(),
+        more_paths: vec![
+            PathLinks { forward, backward, blackout: None };
+            usize::from(path_count).saturating_sub(1)
+        ],
         time_max: time_nanos_max,
     };
     let outcome =

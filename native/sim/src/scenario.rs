@@ -2,8 +2,8 @@
 
 use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
-    BLOCK_UNITS_MAX, ConfigError, Detection, MESSAGE_BYTES_MAX, PayloadMode, Plan, PlanRow,
-    Reliability, Steering,
+    BLOCK_UNITS_MAX, ConfigError, Detection, MESSAGE_BYTES_MAX, PARITY_GAP_MAX, PayloadMode, Plan,
+    PlanError, PlanRow, Reliability, Steering,
 };
 
 /// Most messages of a run, which bounds the memory for their outcomes.
@@ -55,6 +55,8 @@ pub struct Scenario {
     pub depth: u16,
     /// How their losses are recovered.
     pub reliability: Reliability,
+    /// Pause between the data and the parity of a message.
+    pub parity_gap: Nanos,
     /// Whether every third message is a stream, sent in parts from its end to its start. Streams
     /// can't use a code and use selective repeat.
     pub streams: bool,
@@ -113,6 +115,9 @@ pub enum ScenarioError {
         "{0:?} is not a valid scheme: each number must be at least 1, and a block has at most {BLOCK_UNITS_MAX} units"
     )]
     Reliability(Reliability),
+    /// The pause before parity is too long.
+    #[error("the pause before parity is {0} ns; at most {PARITY_GAP_MAX}")]
+    Gap(Nanos),
     /// The configuration of a link is not valid.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -133,6 +138,7 @@ impl Scenario {
             message_bytes_max: 40_000,
             depth: 4,
             reliability: Reliability::SelectiveRepeat,
+            parity_gap: 0,
             streams: false,
             unit_bytes: 1408,
             chunk_units: 4,
@@ -174,6 +180,16 @@ impl Scenario {
         }
     }
 
+    /// The plan of the sending end: this scheme for messages of any length.
+    pub(crate) fn plan(&self) -> Result<Plan, ScenarioError> {
+        let Self { reliability, parity_gap, .. } = *self;
+        let row = PlanRow { length_max: self.message_bytes_max, reliability, parity_gap };
+        Plan::new(&[row], self.unit_bytes).map_err(|error| match error {
+            PlanError::Gap(_) => ScenarioError::Gap(parity_gap),
+            _ => ScenarioError::Reliability(reliability),
+        })
+    }
+
     pub(crate) fn validate(&self) -> Result<(), ScenarioError> {
         if self.count == 0 || self.count > MESSAGES_MAX {
             return Err(ScenarioError::Count(self.count));
@@ -189,10 +205,7 @@ impl Scenario {
         if self.payload == PayloadMode::Real && memory > MEMORY_BYTES_MAX {
             return Err(ScenarioError::Memory(memory));
         }
-        let row = PlanRow { length_max: max, reliability: self.reliability };
-        if Plan::new(&[row], self.unit_bytes).is_err() {
-            return Err(ScenarioError::Reliability(self.reliability));
-        }
+        self.plan()?;
         let others = self.more_paths.iter().flat_map(|path| [&path.forward, &path.backward]);
         for path in [&self.forward, &self.backward].into_iter().chain(others) {
             path.validate()?;

@@ -488,7 +488,10 @@ impl<'a> World<'a> {
                 let request = SendRequest {
                     offset: sender.memory.offset(message),
                     length,
-                    reliability,
+                    reliability: match reliability {
+                        Reliability::ErasureCoded { .. } => Reliability::Auto,
+                        other => other,
+                    },
                     immediate: immediate_of(message),
                     priority: 0,
                     user_data: message,
@@ -558,8 +561,10 @@ impl End {
             receive: secret(1 - end),
             token_seed: [end as u8; 32],
         };
+        let mut session = Session::new(config, scenario.steering, &keys, 0);
+        session.install_plan(scenario.plan()?);
         Ok(Self {
-            session: Session::new(config, scenario.steering, &keys, 0),
+            session,
             memory: WatchedMemory::new(scenario),
             rate: RateChecker::new(
                 scenario.rate_bytes_per_second,

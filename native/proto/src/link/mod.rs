@@ -15,7 +15,7 @@ mod marking;
 mod tests;
 mod transit;
 
-pub use chance::{GilbertElliott, Loss, PARTS};
+pub use chance::{GilbertElliott, Loss, PARTS, TimedBursts};
 pub use marking::{Phantom, Thresholds};
 
 use chance::{Dice, LossProcess};
@@ -388,7 +388,7 @@ impl<T: Clone> Link<T> {
         let Waiting { ends_at, wire_bytes, is_ecn_capable, packet } = waiting;
         let queued_bytes = self.queued_bytes(ends_at);
         let is_marked = is_ecn_capable && self.marking.marks(queued_bytes, ends_at);
-        let is_lost = self.loss.loses();
+        let is_lost = self.loss.loses(ends_at);
         let jitter = self.jitter.up_to(self.config.jitter_nanos);
         let is_reordered = self.reorder.happens(self.config.reorder_parts_per_billion);
         let is_duplicated = self.duplicate.happens(self.config.duplicate_parts_per_billion);

@@ -78,6 +78,47 @@ fn certain_loss_loses_all_and_none_loses_none() {
 }
 
 #[test]
+fn timed_bursts_have_their_length_whatever_the_pace_of_packets() {
+    let bursts = TimedBursts { good_nanos: 99_000_000, bad_nanos: 1_000_000 };
+    let config = LinkConfig { loss: Loss::Timed(bursts), ..CONFIG };
+    for pace in [50_000, 200_000, 1_000_000] {
+        let mut link = Link::new(config, 3);
+        let count = 400_000;
+        let mut kept = Vec::new();
+        for number in 0..count {
+            link.offer(number, 100, false, number * pace);
+            while let Some(delivery) = link.take(number * pace) {
+                kept.push(delivery.packet);
+            }
+        }
+        let sent = kept.last().unwrap() + 1;
+        let lost = sent - kept.len() as u64;
+        let share = lost as f64 / sent as f64;
+        assert!((0.0085..0.0115).contains(&share), "{pace}: {share}");
+        let runs = kept.windows(2).filter(|pair| pair[1] - pair[0] > 1).count();
+        let mean = lost as f64 / runs as f64;
+        // What is left of an exponential time when the first packet meets it, in packets.
+        let expected = 1.0 / (1.0 - (-(pace as f64) / 1e6).exp());
+        assert!((mean / expected - 1.0).abs() < 0.1, "{pace}: {mean} of {expected}");
+    }
+}
+
+#[test]
+fn a_timed_burst_is_drawn_anew_after_a_long_pause() {
+    let bursts = TimedBursts { good_nanos: 2_000, bad_nanos: 1_000 };
+    let config = LinkConfig { loss: Loss::Timed(bursts), ..CONFIG };
+    let mut link = Link::new(config, 3);
+    // Stepping through all states of ten hours would take minutes.
+    for second in 0..36_000_u64 {
+        link.offer(second, 100, false, second * NANOS_PER_SECOND);
+        while link.take(second * NANOS_PER_SECOND).is_some() {}
+    }
+    let counters = link.counters();
+    let share = counters.lost_packets as f64 / 36_000.0;
+    assert!((0.31..0.35).contains(&share), "{share}");
+}
+
+#[test]
 fn bursts_have_the_length_and_the_rate_of_gilbert_and_elliott() {
     // p/(p+r) = 1/51 of the packets, in bursts of 1/r = 8.
     let p = PARTS / 400;

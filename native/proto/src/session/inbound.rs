@@ -232,6 +232,11 @@ impl Session {
             }
             Frame::Ping => self.control.acknowledge_now(now),
             Frame::Losses { path, runs } => {
+                let known = &mut self.paths[path];
+                let timeout = known.timing().timeout;
+                for (start, end) in frame::lost_runs(runs) {
+                    known.bursts.lost(start, end, timeout);
+                }
                 if self.config.detection == Detection::Reports {
                     self.sender.losses_received(path, frame::lost_runs(runs));
                 }

@@ -10,6 +10,7 @@
 mod absences;
 mod bitmap;
 mod breaker;
+mod bursts;
 mod candidate;
 mod challenges;
 mod config;
@@ -88,7 +89,7 @@ pub use opening::{Arrivals, Opener, Received};
 pub use pacing::BURST_PACKETS;
 pub use path::{PathAccount, PathState};
 pub use paths::{PATHS_MAX, PathId, PathSet};
-pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
+pub use plan::{PARITY_GAP_MAX, PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
 pub use requests::{
     BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Memory, PRIORITIES, PostError, ReceiveRequest, Reliability,

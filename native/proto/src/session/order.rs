@@ -63,6 +63,12 @@ impl Order {
         end.saturating_sub(self.passed)
     }
 
+    /// Whether the next unit is the first parity of the message.
+    #[must_use]
+    pub fn is_data_sent(&self, layout: &Layout) -> bool {
+        layout.is_coded() && self.passed == layout.data_units()
+    }
+
     /// Records that the next unit has left.
     pub fn advance(&mut self) {
         self.passed += 1;

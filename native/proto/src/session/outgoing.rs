@@ -58,6 +58,10 @@ pub struct Outgoing {
     /// See [`super::requests::PRIORITIES`].
     pub priority: u8,
     user_data: u64,
+    /// Pause between its data and its parity …
+    pub parity_gap: Nanos,
+    /// … and its end, while it lasts.
+    pub parity_at: Option<Nanos>,
     /// Its state.
     pub state: State,
     /// Time of the first transmission; for a stream, of the permission to send it.
@@ -84,6 +88,8 @@ impl Outgoing {
             immediate,
             priority,
             user_data,
+            parity_gap: 0,
+            parity_at: None,
             state: State::Active,
             started: None,
             acknowledged: Bitmap::new(0),
@@ -141,10 +147,16 @@ impl Outgoing {
         }
     }
 
-    /// Records that [`Self::next_new`] has been sent.
-    pub fn advance(&mut self) {
+    /// Records that [`Self::next_new`] has been sent at `now`. The pause before parity begins after
+    /// the last data.
+    pub fn advance(&mut self, now: Nanos) {
         match &mut self.body {
-            Body::Whole { order, .. } => order.advance(),
+            Body::Whole { order, .. } => {
+                order.advance();
+                if self.parity_gap > 0 && order.is_data_sent(&self.layout) {
+                    self.parity_at = Some(now.saturating_add(self.parity_gap));
+                }
+            }
             Body::Stream(stream) => stream.advance(),
         }
     }

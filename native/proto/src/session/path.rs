@@ -9,6 +9,7 @@ use rand_core::Rng;
 
 use crate::link::Nanos;
 
+use super::bursts::Bursts;
 use super::candidate::Candidate;
 use super::challenges::Challenges;
 use super::config::SessionConfig;
@@ -140,6 +141,8 @@ pub struct Path {
     pub peer_losses: LossCounts,
     /// What of that says something about the path's own loss.
     pub evidence: Evidence,
+    /// How long runs of them lasted.
+    pub bursts: Bursts,
     /// Packets sent up to the newest that the peer has.
     pub packets_reported: u64,
     /// When the newest packet that the peer has reported was sent.
@@ -183,6 +186,7 @@ impl Path {
             narrow: Narrow::default(),
             peer_losses: LossCounts::default(),
             evidence: Evidence::default(),
+            bursts: Bursts::default(),
             packets_reported: 0,
             reported_sent_at: 0,
             is_as_stated: false,
@@ -348,6 +352,7 @@ impl Path {
             pacer.sent(wire_bytes, now);
         }
         self.rtt.packet_sent((number, self.wire_bytes_sent), now);
+        self.bursts.packet_sent(number, self.rtt.smoothed(), now);
     }
 
     /// Sets its rate in wire bytes per second.

@@ -4,11 +4,16 @@
 //! A model outside this crate computes it (docs/understand/sessions.md) and installs it as a whole;
 //! here it is only looked up.
 
+use crate::link::Nanos;
+
 use super::layout::Layout;
 use super::requests::Reliability;
 
 /// Most rows of a plan: one for each power of two that a message length can reach.
 pub const PLAN_ROWS_MAX: usize = 64;
+
+/// Longest pause before parity: a second.
+pub const PARITY_GAP_MAX: Nanos = 1_000_000_000;
 
 /// One row of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +22,9 @@ pub struct PlanRow {
     pub length_max: u64,
     /// The scheme for these messages.
     pub reliability: Reliability,
+    /// Pause between the data and the parity of such a message, so that one burst of losses does
+    /// not hit both.
+    pub parity_gap: Nanos,
 }
 
 /// Why a plan was refused; the current one stays.
@@ -31,6 +39,9 @@ pub enum PlanError {
     /// The code is not valid, or the scheme is again open or doesn't recover losses.
     #[error("row {0} of the plan has no valid scheme")]
     Scheme(usize),
+    /// The pause before parity is too long.
+    #[error("row {0} of the plan has a pause of more than {PARITY_GAP_MAX} ns before parity")]
+    Gap(usize),
 }
 
 /// A valid plan.
@@ -41,7 +52,7 @@ impl Default for Plan {
     /// Selective repeat for all lengths, which is right until the path is known.
     fn default() -> Self {
         let reliability = Reliability::SelectiveRepeat;
-        Self(vec![PlanRow { length_max: u64::MAX, reliability }])
+        Self(vec![PlanRow { length_max: u64::MAX, reliability, parity_gap: 0 }])
     }
 }
 
@@ -61,15 +72,19 @@ impl Plan {
             if code.is_none_or(|(k, m, _)| Layout::new(0, unit_bytes, k, m).is_none()) {
                 return Err(PlanError::Scheme(index));
             }
+            if row.parity_gap > PARITY_GAP_MAX {
+                return Err(PlanError::Gap(index));
+            }
         }
         Ok(Self(rows.to_vec()))
     }
 
-    /// The scheme for a message of this length; the last row also applies to all longer ones.
+    /// The scheme for a message of this length, and the pause before its parity; the last row also
+    /// applies to all longer ones.
     #[must_use]
-    pub fn choose(&self, length: u64) -> Reliability {
+    pub fn choose(&self, length: u64) -> (Reliability, Nanos) {
         let row = self.0.iter().find(|row| length <= row.length_max).or(self.0.last());
-        row.map_or(Reliability::SelectiveRepeat, |row| row.reliability)
+        row.map_or((Reliability::SelectiveRepeat, 0), |row| (row.reliability, row.parity_gap))
     }
 }
 
@@ -93,18 +108,18 @@ mod tests {
     const CODED: Reliability = Reliability::ErasureCoded { k: 32, m: 8, depth: 4 };
 
     fn row(length_max: u64, reliability: Reliability) -> PlanRow {
-        PlanRow { length_max, reliability }
+        PlanRow { length_max, reliability, parity_gap: 0 }
     }
 
     #[test]
     fn the_first_row_that_is_long_enough_counts() {
         let rows = [row(1000, Reliability::SelectiveRepeat), row(5000, CODED)];
         let plan = Plan::new(&rows, 1408).unwrap();
-        assert_eq!(plan.choose(0), Reliability::SelectiveRepeat);
-        assert_eq!(plan.choose(1000), Reliability::SelectiveRepeat);
-        assert_eq!(plan.choose(1001), CODED);
-        assert_eq!(plan.choose(u64::MAX), CODED, "the last row is for longer ones, too");
-        assert_eq!(Plan::default().choose(1 << 30), Reliability::SelectiveRepeat);
+        assert_eq!(plan.choose(0).0, Reliability::SelectiveRepeat);
+        assert_eq!(plan.choose(1000).0, Reliability::SelectiveRepeat);
+        assert_eq!(plan.choose(1001).0, CODED);
+        assert_eq!(plan.choose(u64::MAX).0, CODED, "the last row is for longer ones, too");
+        assert_eq!(Plan::default().choose(1 << 30).0, Reliability::SelectiveRepeat);
     }
 
     #[test]

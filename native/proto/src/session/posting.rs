@@ -13,13 +13,14 @@ impl Session {
     pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
         self.check_sending()?;
         let mut request = request;
+        let mut parity_gap = 0;
         if request.reliability == Reliability::Auto {
-            request.reliability = self.plan.choose(request.length);
+            (request.reliability, parity_gap) = self.plan.choose(request.length);
         }
         if !self.sender.has_new() {
             self.pacer.restart(now);
         }
-        let number = self.sender.post(request)?;
+        let number = self.sender.post(request, parity_gap)?;
         self.sends_posted += 1;
         self.sender.advance(now, &mut self.events);
         self.refresh_notices(now);

@@ -2,6 +2,7 @@
 //! unit.
 
 mod posting;
+mod waiting;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
@@ -48,6 +49,8 @@ pub struct Sender {
     admitted_end: u64,
     /// Messages below `admitted_end` that have units never sent.
     ready: BTreeSet<Rank>,
+    /// Those of them that pause before their parity, by its end.
+    waiting: BTreeSet<(Nanos, Rank)>,
     /// Messages below `admitted_end` with a notice to send to the peer, until they have ended
     /// there.
     notices: BTreeSet<u64>,
@@ -67,6 +70,7 @@ impl Sender {
             credit: VecDeque::new(),
             admitted_end: 0,
             ready: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             notices: BTreeSet::new(),
             notices_made: 0,
             flight: Flight::new(paths),
@@ -121,6 +125,7 @@ impl Sender {
         }
         self.retire();
         self.ready.clear();
+        self.waiting.clear();
         self.flight.clear();
     }
 
@@ -244,7 +249,8 @@ impl Sender {
         if self.has_new() || self.flight.has_lost() {
             return Some(now);
         }
-        self.flight.next(patience).map(|(at, _)| at)
+        let expiry = self.flight.next(patience).map(|(at, _)| at);
+        expiry.into_iter().chain(self.parity_at()).min()
     }
 
     /// The oldest unacknowledged unit on a path: its packet and send time.
@@ -342,6 +348,7 @@ impl Sender {
         now: Nanos,
         patience: impl Fn(PathId, u64) -> Option<Nanos>,
     ) -> Option<Pick> {
+        self.end_pauses(now);
         while !self.is_new_first(now, &patience) {
             let Self { flight, window, .. } = self;
             let lost = flight.take_lost().or_else(|| {
@@ -457,7 +464,8 @@ impl Sender {
             return;
         }
         message.start(now);
-        message.advance();
+        message.advance(now);
+        self.begin_pause(number);
         self.skip(now, events);
     }
 
@@ -536,9 +544,8 @@ impl Sender {
             State::Ended => return,
         }
         message.state = State::Ended;
-        let rank = message.rank(number);
         self.notices.remove(&number);
-        self.ready.remove(&rank);
+        self.unready(number);
     }
 
     fn give_up(&mut self, number: u64, reason: AbortReason, now: Nanos, events: &mut Events) {
@@ -554,8 +561,7 @@ impl Sender {
             State::GivenUp(_) | State::Ended => return,
         }
         message.state = State::GivenUp(reason);
-        let rank = message.rank(number);
-        self.ready.remove(&rank);
+        self.unready(number);
         if number < self.admitted_end {
             self.notify(number);
         }

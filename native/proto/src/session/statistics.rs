@@ -86,6 +86,11 @@ counters! {
         pub lost_packets: u64,
         /// Runs of consecutive lost packets, according to the peer.
         pub lost_runs: u64,
+        /// Runs of lost packets whose length in time is known …
+        pub timed_runs: u64,
+        /// … and the sum of these lengths: from the first lost packet to the last, and half of the
+        /// time until the next one, in nanoseconds.
+        pub timed_runs_nanos: u64,
         /// Units of this end that were sent again although the peer already had them.
         pub spurious_retransmissions: u64,
         /// Packets of the peer that were counted as lost here and have not arrived since.
@@ -171,6 +176,8 @@ impl Session {
         let mut statistics = SessionStatistics {
             lost_packets: ours.lost.saturating_sub(ours.found),
             lost_runs: ours.runs,
+            timed_runs: paths().map(|path| path.bursts.runs()).sum(),
+            timed_runs_nanos: paths().map(|path| path.bursts.nanos()).sum(),
             spurious_retransmissions: ours.duplicates,
             peer_drops: ours.dropped,
             missing_packets: theirs.lost.saturating_sub(theirs.found),

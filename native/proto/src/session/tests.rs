@@ -160,8 +160,8 @@ fn sender() -> Sender {
         priority: 0,
         user_data: 0,
     };
-    sender.post(request).unwrap();
-    sender.post(request).unwrap();
+    sender.post(request, 0).unwrap();
+    sender.post(request, 0).unwrap();
     sender
 }
 

@@ -6,6 +6,7 @@ mod commands;
 mod drain;
 mod early;
 mod evidence;
+mod gap;
 mod hostile;
 mod migration;
 mod packets;
@@ -326,7 +327,11 @@ fn a_plan_decides_for_sends_that_leave_the_scheme_open() {
         pair.run(100 * MILLISECOND);
         let sent = pair.ends[0].statistics().parity_packets_sent - before;
         let rows = [(4 * UNIT, Reliability::SelectiveRepeat), (8 * UNIT, coded)];
-        let rows = rows.map(|(length_max, reliability)| PlanRow { length_max, reliability });
+        let rows = rows.map(|(length_max, reliability)| PlanRow {
+            length_max,
+            reliability,
+            parity_gap: 0,
+        });
         pair.ends[0].install_plan(Plan::new(&rows, UNIT as u16).unwrap());
         sent
     };

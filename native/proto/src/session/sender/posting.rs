@@ -1,5 +1,7 @@
 //! Posting of sends: whole messages, and the parts of streams.
 
+use crate::link::Nanos;
+
 use super::super::layout::Layout;
 use super::super::order::Order;
 use super::super::outgoing::{Body, Outgoing, State};
@@ -12,8 +14,8 @@ use super::super::stream::Stream;
 use super::Sender;
 
 impl Sender {
-    /// Queues a message; returns its number.
-    pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+    /// Queues a message, whose parity leaves `parity_gap` after its data; returns its number.
+    pub fn post(&mut self, request: SendRequest, parity_gap: Nanos) -> Result<u64, PostError> {
         let SendRequest { offset, length, reliability, immediate, priority, user_data } = request;
         let invalid = PostError::InvalidLength { offset, length };
         if length > MESSAGE_BYTES_MAX || offset.checked_add(length).is_none() {
@@ -34,7 +36,9 @@ impl Sender {
         let body = Body::Whole { offset, order: Order::new(&layout, depth) };
         let is_reliable = reliability != Reliability::Unreliable;
         let body = (layout, body);
-        self.push(Outgoing::new(body, (is_reliable, priority), (immediate, user_data)))
+        let mut message = Outgoing::new(body, (is_reliable, priority), (immediate, user_data));
+        message.parity_gap = parity_gap;
+        self.push(message)
     }
 
     /// Queues a stream; returns its number.
