@@ -447,20 +447,16 @@ mod tests {
     fn job_of(endpoint: &mut Endpoint) -> Job {
         let JobDescriptors { region, submission, completion, bell } =
             endpoint.take_job_descriptors().unwrap();
-        Job::attach(region, submission, completion, bell).unwrap()
+        Job::attach(region, submission, completion, bell, None).unwrap()
     }
 
     /// An end whose peer is silent.
     fn started() -> Endpoint {
-        let config = EndpointConfig {
-            region_bytes: 1 << 16,
-            ring_entries: 16,
-            unit_bytes: 1408,
-            chunk_units: 16,
-            slots: 16,
-        };
+        let config =
+            EndpointConfig { ring_entries: 16, unit_bytes: 1408, chunk_units: 16, slots: 16 };
         let bind = [Bind::Udp("127.0.0.1:0".parse().unwrap())];
-        let mut endpoint = Endpoint::new(config, &bind, None, 0).unwrap();
+        let mut endpoint =
+            Endpoint::new(config, Region::new(1 << 16).unwrap(), &bind, None, 0).unwrap();
         let own = endpoint.local_addresses().to_vec();
         let start = StartConfig {
             peer_addresses: own,
