@@ -107,7 +107,9 @@ SESSION = sessions_pb2.Session(
         packets=1e6,
         plan=[
             sessions_pb2.PlanRow(length_max=1 << 20),
-            sessions_pb2.PlanRow(length_max=(1 << 64) - 1, k=32, m=4, depth=8),
+            sessions_pb2.PlanRow(
+                length_max=(1 << 64) - 1, k=32, m=4, depth=8, parity_gap_nanos=5_000_000
+            ),
         ],
     ),
 )
@@ -138,7 +140,8 @@ def test_table_says_it_to_people_and_record_to_programs() -> None:
     assert found["limits"] == {"pacing": 0.75, "credit": 0.15, "shared_rate": 0.1}
     assert found["seconds"] == 2
     assert found["bits_per_second"]["payload_sent"] == pytest.approx(5e8)
-    assert found["plan"][1] == {"length_max": (1 << 64) - 1, "k": 32, "m": 4, "depth": 8}
+    row = {"length_max": (1 << 64) - 1, "k": 32, "m": 4, "depth": 8}
+    assert found["plan"][1] == {**row, "parity_gap_nanos": 5_000_000}
 
 
 def test_between_two_looks_only_what_was_added_counts() -> None:
