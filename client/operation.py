@@ -56,8 +56,7 @@ class Operation(Generic[R]):
         self._ended = asyncio.Event()
         self._completion: Completion | None = None
         self._error: Error | None = None
-        self.failed: Callable[[Error], object] | None = None
-        """Is called if it ends with an error; must not use the session."""
+        self._failed: Callable[[Error], object] | None = None
         self.handle = -1
         """Identifies the operation on the ring."""
 
@@ -102,8 +101,17 @@ class Operation(Generic[R]):
             self._completion = outcome
         self._held.clear()
         self._ended.set()
-        if self._error is not None and self.failed is not None:
-            self.failed(self._error)
+        if self._error is not None and self._failed is not None:
+            self._failed(self._error)
+
+    def when_failed(self, callback: Callable[[Error], object]) -> None:
+        """Call `callback` when the operation ends with an error, at once if it has.
+
+        It must not use the session. One callback at most.
+        """
+        self._failed = callback
+        if self._error is not None:
+            callback(self._error)
 
 
 class Command(Operation[Completion]):

@@ -36,6 +36,13 @@ class SendOperation(Posted[Sent]):
             ),
         )
 
+    async def wait(self, *, timeout_seconds: float | None = None) -> Sent:
+        """Wait for the end and return the result; raises as `Operation.wait`."""
+        if self.done():
+            return self.result()
+        with self._posts.hearing_sends():
+            return await super().wait(timeout_seconds=timeout_seconds)
+
     async def cancel(self) -> bool:
         """Cancel the message at both ends; return False if it has already ended.
 

@@ -61,7 +61,10 @@ class Posts:
 
     @contextlib.contextmanager
     def watching_chunks(self) -> Iterator[asyncio.Event]:
-        """Yield an event that is set whenever chunks have landed or operations have ended."""
+        """Yield an event that is set when chunks have landed or operations have ended.
+
+        Quiet sends don't set it.
+        """
         changed = asyncio.Event()
         if self._ended is None and not self._chunk_watchers:
             self.ring.wake_for_chunks(True)
@@ -74,17 +77,18 @@ class Posts:
                 self.ring.wake_for_chunks(False)
 
     def quiet_sends(self) -> None:
-        """Let sends that end well wake this job only inside `hearing_sends`, not one by one."""
+        """Let successful sends wake this job only inside `hearing_sends`, not one by one."""
         self._are_sends_quiet = True
-        self.ring.quiet_sends(True)
+        if self._ended is None and not self._send_hearers:
+            self.ring.quiet_sends(True)
 
     @contextlib.contextmanager
     def hearing_sends(self) -> Iterator[None]:
-        """Learn of sends that end well, even where they are quiet; collect those of before."""
+        """Learn of successful sends even if quiet; collect those that have already ended."""
         self._send_hearers += 1
         if self._are_sends_quiet and self._ended is None:
             self.ring.quiet_sends(False)
-            # After that: what has ended before will not wake this job.
+            # After that: sends that ended earlier don't ring again.
             self._collect()
         try:
             yield

@@ -811,9 +811,9 @@ class Client(Facade):
         All ranks call it with the same arguments except `rank` and `client`. A session is accepted
         only from the node of the member that it should come from; `secret`, 16 to 64 bytes that all
         members know, also keeps out other jobs on those nodes. At most `slots` messages of
-        `slot_bytes` are in flight to the next rank; the path stays full if that is at least the
-        rate times the round trip. `timeout_seconds` bounds joining, and each operation that names
-        no time-out of its own.
+        `slot_bytes` are in flight to the next rank, of those up to 4 KiB sometimes half as many;
+        the path stays full if `slots` times `slot_bytes` is at least rate times round trip.
+        `timeout_seconds` bounds joining, and each operation that names no time-out of its own.
         """
         return entered(
             self.loop,

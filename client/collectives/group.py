@@ -388,9 +388,9 @@ async def join(
     All ranks call it with the same arguments except `rank` and `client`. A session is accepted
     only from the node of the member that it should come from; `secret`, 16 to 64 bytes that all
     members know, also keeps out other jobs on those nodes. At most `slots` messages of
-    `slot_bytes` are in flight to the next rank; the path stays full if that is at least the
-    rate times the round trip. `timeout_seconds` bounds joining, and each operation that names
-    no time-out of its own.
+    `slot_bytes` are in flight to the next rank, of those up to 4 KiB sometimes half as many;
+    the path stays full if `slots` times `slot_bytes` is at least rate times round trip.
+    `timeout_seconds` bounds joining, and each operation that names no time-out of its own.
     """
     if not 0 <= rank < len(members) <= SIZE_MAX:
         raise UsageError(
@@ -453,7 +453,10 @@ async def _receive(
     merge: Merge | None,
     before: Callable[[int], Awaitable[None]],
 ) -> None:
-    """Receive all messages of a schedule; `before` each, and at the end, report their number."""
+    """Receive all messages of a schedule.
+
+    Call `before(n)` with the number received so far, before each message and once at the end.
+    """
     for number, receive in enumerate(plan.receives):
         await before(number)
         ours = elements[receive.start : receive.end]

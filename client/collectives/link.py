@@ -30,7 +30,7 @@ class Outbox:
         slots: int,
         slot_bytes: int,
         reliability: Reliability,
-        lost: Callable[[Error], None],
+        lost: Callable[[Error], object],
     ) -> None:
         self.slots = slots
         self._session = session
@@ -47,8 +47,7 @@ class Outbox:
         while self._under_way and self._under_way[0][0].done():
             await self._reclaim()
         if not self._free:
-            with self._session.posts.hearing_sends():
-                await self._reclaim()
+            await self._reclaim()
         slot = self._free.popleft()
         message = slot[: elements.nbytes]
         message[:] = elements.view(np.uint8)
@@ -56,14 +55,12 @@ class Outbox:
             message, reliability=self._reliability, immediate=tag
         )
         self._under_way.append((operation, slot))
-        # Not at once: the session that reports it is in the middle of its completions.
-        operation.failed = lambda error: self._loop.call_soon(self._lost, error)
+        operation.when_failed(self._has_failed)
 
     async def flush(self) -> None:
         """Wait until the peer has received everything."""
-        with self._session.posts.hearing_sends():
-            while self._under_way:
-                await self._reclaim()
+        while self._under_way:
+            await self._reclaim()
 
     async def _reclaim(self) -> None:
         """Wait for the oldest send; its slot is free then."""
@@ -71,12 +68,17 @@ class Outbox:
         await operation
         self._free.append(slot)
 
+    def _has_failed(self, error: Error) -> None:
+        # Not at once: the session that reports it is in the middle of its completions.
+        self._loop.call_soon(self._lost, error)
+
 
 class Inbox:
-    """Receives arrays into slots that are always posted, so the peer never waits for credit.
+    """Receives arrays into slots.
 
-    At least half of them are: those of short messages are posted again together, as each post
-    wakes the fabric's threads at both ends.
+    At least half the slots are posted, all of them for long messages. Those of short messages are
+    posted again together, as each post wakes the fabric's threads at both ends; a sender with more
+    short messages in flight waits for credit.
     """
 
     def __init__(self, session: Session, *, slots: int, slot_bytes: int) -> None:
@@ -109,6 +111,8 @@ class Inbox:
         """
         if not self._offered and self._ended is not None:
             raise self._ended
+        if like.nbytes > _SHORT_BYTES:
+            await self._offer_spare()
         operation, slot = self._offered.popleft()
         received = await operation
         if (received.length, received.immediate) != (like.nbytes, tag):
@@ -127,9 +131,12 @@ class Inbox:
         self._spare.append(slot)
         is_enough = 2 * len(self._spare) >= len(self._slots)
         if length > _SHORT_BYTES or is_enough or not self._offered:
-            spare, self._spare = self._spare, []
-            for one in spare:
-                await self._offer(one)
+            await self._offer_spare()
+
+    async def _offer_spare(self) -> None:
+        spare, self._spare = self._spare, []
+        for slot in spare:
+            await self._offer(slot)
 
 
 class Taken:

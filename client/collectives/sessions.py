@@ -177,9 +177,9 @@ class GroupSessions:
                 yield
         except BaseException as error:
             reason = _reason(error, f"{self._name}: not within {seconds:g} s")
-            self._fail(reason)
+            failure = self._fail(reason)
             if isinstance(error, TimeoutError | Error | ExceptionGroup):
-                raise reason from error
+                raise failure from error
             raise
 
     def abort(self) -> None:
@@ -204,11 +204,13 @@ class GroupSessions:
             await asyncio.gather(*connecting, return_exceptions=True)
             await self._stack.aclose()
 
-    def _fail(self, error: SessionError) -> None:
+    def _fail(self, error: SessionError) -> SessionError:
+        """End the group, unless it has ended; return the reason of its end."""
         if self.failure is None:
             self.failure = error
             for session in self._sessions:
                 session.close()
+        return self.failure
 
     async def _listen(self, display_name: str, peer: int) -> Session:
         terms, member = self._terms, self._members[peer]

@@ -85,6 +85,24 @@ async def test_half_of_the_receives_stay_posted_and_a_long_message_posts_all(rin
         assert len(set(posted)) == slots // 2, "they are posted again together"
 
 
+async def test_all_receives_are_posted_before_a_long_message_is_awaited(ring: Ring) -> None:
+    slots = 8
+
+    async def act(group: Group) -> None:
+        neighbours = group._sessions.neighbours
+        assert neighbours is not None
+        inbox = neighbours[1]
+        for _ in range(3):
+            await group.all_reduce(np.ones(4, np.uint8))
+        assert len(inbox._offered) == slots - 3
+        taking = asyncio.ensure_future(inbox.take(np.ones(8192, np.uint8), 0))
+        await asyncio.sleep(0)
+        assert len(inbox._offered) == slots - 1, "all but the one that is awaited"
+        taking.cancel()
+
+    assert await ring.run(act, slots=slots, size=2) == [None, None]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 async def test_bfloat16_is_added_in_single_precision(ring: Ring, size: int) -> None:
     chance = np.random.default_rng(8)
@@ -210,6 +228,7 @@ async def test_a_rank_whose_send_is_lost_does_not_wait_for_what_it_would_receive
     async with asyncio.timeout(PATIENCE_SECONDS):
         results = await ring.run(reduce, size=2)
     assert [one.reason for one in results] == ["group.aborted"] * 2
+    assert "send: the session ended before it was done" in str(results[0]), "of the send"
 
 
 async def test_a_rank_that_never_comes_is_a_time_out_everywhere(ring: Ring) -> None:

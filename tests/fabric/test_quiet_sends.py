@@ -1,13 +1,11 @@
-"""Sends that end well without waking the job, until it wants to know."""
+"""Sends that succeed without waking the job, until it wants to know."""
 
 import asyncio
 from typing import Any
 
-import pytest
-
 from patience import PATIENCE_SECONDS
 from sealane.client import Session
-from sealane.errors import SessionError
+from sealane.errors import Error
 from session_pairs import connected
 
 TURNS = 20
@@ -47,9 +45,43 @@ async def test_a_send_that_fails_wakes_the_job(fabrics: tuple[Any, Any]) -> None
     async with connected(*fabrics) as (left, _):
         left.posts.quiet_sends()
         sending = await left.post_send(offset=0, length=8, deadline_seconds=0.01)
-        with pytest.raises(SessionError) as expired:
-            await sending.wait(timeout_seconds=PATIENCE_SECONDS)
-        assert expired.value.reason == "session.message.expired"
+        failed, errors = asyncio.Event(), list[Error]()
+        sending.when_failed(lambda error: (errors.append(error), failed.set()))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await failed.wait()
+        sending.when_failed(errors.append)
+        assert [error.reason for error in errors] == ["session.message.expired"] * 2
+
+
+async def test_a_stream_that_ends_wakes_the_job(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        left.posts.quiet_sends()
+        receiving = await right.post_receive(offset=0, length=8)
+        stream = await left.post_stream(8)
+        await stream.write(0, offset=0, length=8)
+        await stream.end()
+        await receiving
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not stream.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def test_whoever_waits_for_a_quiet_send_hears_of_it(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        left.posts.quiet_sends()
+        sending = await left.post_send(offset=0, length=8)
+        waiting = asyncio.ensure_future(sending.wait(timeout_seconds=PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        await right.receive(offset=0, length=8)
+        assert (await waiting).length == 8
+        with left.posts.hearing_sends():
+            left.posts.quiet_sends()
+            sending = await left.post_send(offset=0, length=8)
+            await right.receive(offset=0, length=8)
+            await ended(left, 2)
+            assert sending.done(), "somebody listens"
+        left.close()
+        left.posts.quiet_sends()
 
 
 async def test_a_full_ring_and_a_drain_hear_of_quiet_sends(fabrics: tuple[Any, Any]) -> None:

@@ -85,7 +85,7 @@ impl Job {
         self.ring.wake_for_chunks(wanted);
     }
 
-    /// Disables or enables the doorbell for sends that have ended well.
+    /// Disables or enables the doorbell for successful sends.
     pub fn quiet_sends(&self, are_quiet: bool) {
         self.ring.quiet_sends(are_quiet);
     }
@@ -102,7 +102,7 @@ impl Job {
     /// Fails with `BrokenPipe` when the daemon has ended the session and no completion is left.
     pub fn completions(&mut self, limit: usize) -> io::Result<Vec<Completion>> {
         let is_gone = self.bell.take_rings();
-        let is_room_awaited = self.ring.is_room_awaited();
+        let may_be_full = self.ring.may_be_full();
         let completions = self
             .ring
             .completions(limit)
@@ -111,7 +111,7 @@ impl Job {
             if is_gone {
                 return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session has ended"));
             }
-        } else if is_room_awaited {
+        } else if may_be_full {
             self.bell.ring();
         }
         Ok(completions)

@@ -26,7 +26,7 @@ pub const SUBMISSION_PRODUCER: u64 = 0;
 pub const COMPLETION_CONSUMER: u64 = 64;
 /// Submission memory: nonzero while the job wants the doorbell also for landed chunks.
 pub const CHUNK_WAKE: u64 = 72;
-/// Submission memory: nonzero while the job doesn't want the doorbell for sends that have ended well.
+/// Submission memory: nonzero while the job doesn't want the doorbell for successful sends.
 pub const QUIET_SENDS: u64 = 80;
 /// Submission memory: first entry.
 pub const SUBMISSION_ENTRIES: u64 = 128;

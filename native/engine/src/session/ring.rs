@@ -175,7 +175,7 @@ impl DaemonRing {
         self.submission.word(CHUNK_WAKE).load(Ordering::Acquire) != 0
     }
 
-    /// Whether the job wants to be woken for a send that has ended well; call it after `complete`.
+    /// Whether the job wants to be woken for a successful send; call it after `complete`.
     pub fn is_send_wanted(&self) -> bool {
         // With the fence in `quiet_sends`, as for chunks: the job sees the completion, or this sees
         // that it waits.
@@ -292,15 +292,13 @@ impl JobRing {
         Some(completions)
     }
 
-    /// Whether the daemon may have stopped taking submissions for want of room for completions, so
-    /// that it must be woken once some have been read. Ask before reading them.
+    /// Whether the daemon may count its time as one without room ([`DaemonRing::is_full`]), so that it
+    /// must be woken once completions have been read. Ask before reading them.
     ///
-    /// No wake-up is lost: what the daemon has once taken stays taken, so if it has taken all, none
-    /// waits, however old the index read here is.
-    pub fn is_room_awaited(&self) -> bool {
-        let taken = self.completion.word(SUBMISSION_CONSUMER).load(Ordering::Acquire);
+    /// It never waits for room: what `post` puts on the ring has a place for its completion.
+    pub fn may_be_full(&self) -> bool {
         let room = u64::from(self.layout.entries - COMMAND_ENTRIES);
-        taken != self.submissions_posted || self.submissions_posted - self.completions_taken >= room
+        self.submissions_posted - self.completions_taken >= room
     }
 
     /// State of the session (`layout::STATE_*`).
@@ -332,8 +330,8 @@ impl JobRing {
         fence(Ordering::SeqCst);
     }
 
-    /// Disables or enables the doorbell for sends that have ended well. One whose completion is not
-    /// on the ring after enabling it will ring it.
+    /// Disables or enables the doorbell for successful sends. One whose completion is not on the ring
+    /// after enabling it will ring it.
     pub fn quiet_sends(&self, are_quiet: bool) {
         self.submission.word(QUIET_SENDS).store(u64::from(are_quiet), Ordering::Release);
         fence(Ordering::SeqCst);
@@ -403,26 +401,21 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_is_woken_for_room_only_where_it_may_wait_for_it() {
+    fn the_daemon_is_woken_for_room_only_where_it_may_count_its_time_as_without() {
         let (mut daemon, mut job, _) = rings(4);
-        assert!(!job.is_room_awaited());
-        job.post(&send(0)).unwrap();
-        assert!(job.is_room_awaited(), "not taken yet");
-        daemon.take().unwrap().unwrap();
-        assert!(!job.is_room_awaited(), "it waits for nothing");
-        job.post(&send(1)).unwrap();
-        daemon.take().unwrap().unwrap();
+        assert!(!job.may_be_full());
+        for number in 0..2 {
+            job.post(&send(number)).unwrap();
+            daemon.take().unwrap().unwrap();
+        }
         daemon.complete(&done(0));
-        assert!(!job.is_room_awaited());
+        assert!(!job.may_be_full());
         job.post(&send(2)).unwrap();
         daemon.take().unwrap().unwrap();
         assert_eq!(daemon.take().unwrap(), None);
-        assert!(
-            daemon.is_full() && job.is_room_awaited(),
-            "it counts its time as one without room"
-        );
+        assert!(daemon.is_full() && job.may_be_full());
         job.completions(1).unwrap();
-        assert!(!job.is_room_awaited());
+        assert!(!job.may_be_full());
     }
 
     fn cancel(operation: u64) -> Submission {

@@ -107,7 +107,7 @@ pub(super) struct Progress {
     pub(super) published: Nanos,
     pub(super) is_stale: bool,
     pub(super) must_ring: bool,
-    /// A send has ended well since the job was last notified.
+    /// A send has succeeded since the last `publish`.
     pub(super) has_sent: bool,
     pub(super) has_more: bool,
     /// Bytes of datagrams received in the last turn.
