@@ -143,7 +143,7 @@ pub struct Path {
     pub narrow: Narrow,
     /// This end's packets that did not arrive, according to the peer.
     pub peer_losses: LossCounts,
-    /// What of that says something about the path's own loss.
+    /// Losses not attributable to queues.
     pub evidence: Evidence,
     /// How long runs of them lasted.
     pub bursts: Bursts,
