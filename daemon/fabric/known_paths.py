@@ -4,7 +4,7 @@ Without numpy and the model, which a fabric without sessions does not load.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -57,15 +57,15 @@ class _Newest(Generic[T]):
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
-        self._known: OrderedDict[PathKey, tuple[int, T]] = OrderedDict()
+        self._known: OrderedDict[Hashable, tuple[int, T]] = OrderedDict()
 
-    def note(self, path: PathKey, value: T) -> None:
+    def note(self, path: Hashable, value: T) -> None:
         self._known[path] = (self._now_ns(), value)
         self._known.move_to_end(path)
         if len(self._known) > PATHS_MAX:
             self._known.popitem(last=False)
 
-    def get(self, path: PathKey) -> tuple[int, T] | None:
+    def get(self, path: Hashable) -> tuple[int, T] | None:
         """Return a value with its age in nanoseconds."""
         if path not in self._known:
             return None
@@ -73,7 +73,7 @@ class _Newest(Generic[T]):
         age = self._now_ns() - at
         return None if age > AGE_SECONDS * 1e9 else (age, value)
 
-    def take(self, path: PathKey) -> tuple[int, T] | None:
+    def take(self, path: Hashable) -> tuple[int, T] | None:
         """Return a value with its age, and forget it."""
         found = self.get(path)
         self._known.pop(path, None)
@@ -98,22 +98,23 @@ class PathLosses:
 
 
 class PathWindows:
-    """The last congestion window of each path.
+    """The last congestion window of each path and controller.
 
-    A window suits one session, so only the next one starts with it.
+    A window suits one session, so only the next one starts with it, and one controller: what DCTCP
+    fills is another's full buffer. Without a controller (None) there is none.
     """
 
     def __init__(self, now_ns: Callable[[], int] = monotonic_ns) -> None:
         self._newest = _Newest[int](now_ns)
 
-    def note(self, path: PathKey, statistics: Mapping[str, int]) -> None:
+    def note(self, path: PathKey, controller: str | None, statistics: Mapping[str, int]) -> None:
         """Keep the window with which a session ended, if it has been filled and marks arrived."""
         window = statistics.get("window_bytes", 0)
         is_used = statistics.get("wire_bytes_sent", 0) >= window > 0
         if is_used and not statistics.get("is_fallen_back", 0):
-            self._newest.note(path, window)
+            self._newest.note((path, controller), window)
 
-    def take(self, path: PathKey) -> PathWindow | None:
+    def take(self, path: PathKey, controller: str | None) -> PathWindow | None:
         """Return the window of a path with its age, or None if there is none that is recent."""
-        found = self._newest.take(path)
+        found = self._newest.take((path, controller))
         return None if found is None else PathWindow(age_nanos=found[0], window_bytes=found[1])

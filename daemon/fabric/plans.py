@@ -75,6 +75,9 @@ class _Counters:
             local_drops=statistics["send_drops"],
             timed_runs=statistics["timed_runs"],
             timed_runs_nanos=statistics["timed_runs_nanos"],
+            all_sent=statistics["packets_sent"],
+            all_lost=statistics["lost_packets"],
+            all_runs=statistics["lost_runs"],
         )
 
 

@@ -376,7 +376,7 @@ class FabricService:
                 idle_timeout_seconds=self.settings.idle_timeout_seconds,
                 reordering_micros=self.settings.reordering_micros,
                 path_threads=self.settings.path_threads,
-                known_window=self._known_window(peer.subject, peer_addresses),
+                known_window=self._known_window(session, peer.subject, peer_addresses),
                 is_initiator=False,
                 permit=self._permit(peer_of(peer.subject)),
             )
@@ -580,7 +580,7 @@ class FabricService:
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             path_threads=self.settings.path_threads,
-            known_window=self._known_window(link.subject, peer_addresses),
+            known_window=self._known_window(session, link.subject, peer_addresses),
             is_initiator=True,
             permit=self._permit(peer_of(link.subject)),
         )
@@ -613,8 +613,11 @@ class FabricService:
         )
         await self.plans.keep(session)
 
-    def _known_window(self, peer: Subject, addresses: Sequence[str]) -> PathWindow | None:
-        return self._windows.take(PathKey.of(peer_of(peer).spiffe_id, addresses))
+    def _known_window(
+        self, session: Session, peer: Subject, addresses: Sequence[str]
+    ) -> PathWindow | None:
+        path = PathKey.of(peer_of(peer).spiffe_id, addresses)
+        return self._windows.take(path, session.steering.controller)
 
     def _listeners(self, display_name: str) -> list[Session]:
         return [
@@ -727,7 +730,8 @@ class FabricService:
         del self._sessions[session.identity.name]
         del session.job.regions[session.identity.name]
         self._closed.append(session)
-        self._windows.note(session.path_key(), session.statistics())
+        controller = session.steering.controller
+        self._windows.note(session.path_key(), controller, session.statistics())
         reason = session.close_reason
         # Closed by the job, the peer or the operator: expected. Other reasons deserve attention.
         is_quiet = reason in QUIET_REASONS

@@ -52,10 +52,15 @@ class Steering:
             )
         return replace(self, congestion=congestion)
 
+    @property
+    def controller(self) -> str | None:
+        """The engine's controller; None: the operator's rate alone."""
+        return CONTROLLERS.get((self.congestion, self.marking))
+
     def for_engine(self, known: PathWindow | None = None) -> _native.Steering:
         """Return the settings as the engine takes them, for a path with a known window."""
         return _native.Steering(
-            congestion=CONTROLLERS.get((self.congestion, self.marking)),
+            congestion=self.controller,
             line_bits_per_second=self.line_bits_per_second,
             near_rtt_nanos=self.near_rtt_micros * 1000,
             far_rtt_nanos=self.far_rtt_micros * 1000,

@@ -208,7 +208,7 @@ _SESSION: Final = {
     "key_updates_received": _counter("Changes of the receiving key."),
     "is_ecn_capable": _gauge("1 if packets carry congestion marks."),
     "spurious_retransmissions": _counter("Packets sent again that had not been lost."),
-    "timed_runs": _counter("Runs of lost packets whose length in time is known."),
+    "timed_runs": _counter("Runs of packets lost without a queue whose length in time is known."),
     "timed_runs_nanos": _counter("Length of these runs, added up."),
     "missing_packets": _counter("Packets missing when later ones came."),
     "missing_runs": _counter("Runs of such packets."),

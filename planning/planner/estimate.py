@@ -1,7 +1,9 @@
 """Estimates a path's loss from its counters, with confidence intervals; decides when to replan.
 
 Only unexplained losses count. The session leaves out those that come with a queue, which are for
-the rate control to handle; drops by this host's own queues didn't happen on the path.
+the rate control to handle. Drops by this host's own queues didn't happen on the path; they are
+reported as losses some time later, and not all among the packets that count. So a time with such
+drops says nothing.
 """
 
 import math
@@ -37,9 +39,10 @@ RATE_MAX: Final = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCounters:
-    """Counters of one path since its opening, in packets, without those beside a queue.
+    """Counters of one path since its opening, in packets.
 
-    `sent`, `lost` include local drops.
+    `sent`, `lost`, `loss_runs` and timed runs are without packets beside a queue; local drops are
+    not told apart in any but their own.
     """
 
     sent: int = 0
@@ -52,6 +55,12 @@ class PathCounters:
     """Runs whose length in time is known …"""
     timed_runs_nanos: int = 0
     """… and the sum of these lengths."""
+    all_sent: int = 0
+    """Packets sent, also beside a queue; some may be in flight …"""
+    all_lost: int = 0
+    """… those lost for whatever reason …"""
+    all_runs: int = 0
+    """… and runs of these."""
 
     def since(self, older: "PathCounters") -> "PathCounters":
         """Return the increase since `older`; a counter that decreased was restarted from 0."""
@@ -64,6 +73,9 @@ class PathCounters:
             local_drops=added[3],
             timed_runs=added[4],
             timed_runs_nanos=added[5],
+            all_sent=added[6],
+            all_lost=added[7],
+            all_runs=added[8],
         )
 
 
@@ -195,6 +207,9 @@ class LossEstimator:
         self._counters = PathCounters()
         self._steady = Evidence()
         self._recent = Evidence()
+        self._all = Evidence()
+        self._in_flight = 0
+        self._had_drops = False
         self.local_drops = 0
         """Packets dropped by this host's own queues."""
 
@@ -203,16 +218,31 @@ class LossEstimator:
         added = counters.since(self._counters)
         self._counters = counters
         self.local_drops += added.local_drops
-        lost = max(added.lost - added.local_drops, 0)
+        # What was sent since the last time may be lost without being reported yet.
+        everything = Evidence(sent=self._in_flight, lost=added.all_lost, runs=added.all_runs)
+        self._all, self._in_flight = self._all.plus(everything), added.all_sent
+        has_drops, self._had_drops = self._had_drops, added.local_drops > 0
+        if has_drops or self._had_drops:
+            return
+        lost = min(added.lost, added.sent)
         self._count(
             Evidence(
-                sent=max(added.sent - added.local_drops, lost),
+                sent=added.sent,
                 lost=lost,
-                runs=min(added.loss_runs, lost) if lost else 0,
+                runs=min(added.loss_runs, lost),
                 timed_runs=added.timed_runs,
                 timed_seconds=added.timed_runs_nanos / 1e9,
             )
         )
+
+    @property
+    def rate_high(self) -> float:
+        """An upper bound of the path's loss, with 97.5 % confidence.
+
+        Where queues leave little evidence, all losses together bound those of the path.
+        """
+        everything = replace(self._all, sent=max(self._all.sent, self._all.lost))
+        return min(self.estimate.rate_high, estimate(everything).rate_high)
 
     @property
     def estimate(self) -> LossEstimate:
@@ -244,7 +274,7 @@ class Planner:
         """Make the first plan; `caution`, `check` and errors as in `plan`.
 
         `estimator` may have observed the path already. `caution` falls as packets arrive: to the
-        upper end of the estimate's interval.
+        estimator's upper bound.
         """
         self.estimator = estimator or LossEstimator(path.unit_seconds)
         self._check = check
@@ -269,8 +299,9 @@ class Planner:
         if count and count != path.count:
             path = replace(path, count=count)
         caution = self.plan.caution
-        if found.rate_high * CHANGE < caution:
-            caution = found.rate_high
+        rate_high = self.estimator.rate_high
+        if rate_high * CHANGE < caution:
+            caution = rate_high
         if path is self.plan.path and caution == self.plan.caution:
             return None
         objective, parity_budget = self.plan.objective, self.plan.parity_budget

@@ -78,19 +78,32 @@ FILLED = {"window_bytes": 1000, "wire_bytes_sent": 1000, "is_fallen_back": 0}
 def test_a_window_is_known_to_the_next_session_alone_with_its_age() -> None:
     clock = Clock()
     known = PathWindows(clock)
-    known.note(key(1), FILLED)
+    known.note(key(1), "uno", FILLED)
     clock.seconds = 7
-    assert known.take(key(2)) is None
-    assert known.take(key(1)) == PathWindow(window_bytes=1000, age_nanos=7 * 10**9)
-    assert known.take(key(1)) is None
+    assert known.take(key(2), "uno") is None
+    assert known.take(key(1), "uno") == PathWindow(window_bytes=1000, age_nanos=7 * 10**9)
+    assert known.take(key(1), "uno") is None
+
+
+def test_a_window_is_the_controllers_that_found_it() -> None:
+    known = PathWindows()
+    known.note(key(1), "uno", FILLED)
+    assert known.take(key(1), None) is None
+    assert known.take(key(1), "dctcp") is None
+    assert known.take(key(1), "uno") is not None
+    # A session at the operator's rate has no window, and leaves the others' to them.
+    known.note(key(1), "uno", FILLED)
+    known.note(key(1), None, FILLED | {"window_bytes": 0})
+    assert known.take(key(1), None) is None
+    assert known.take(key(1), "uno") is not None
 
 
 def test_a_window_that_is_too_old_is_forgotten() -> None:
     clock = Clock()
     known = PathWindows(clock)
-    known.note(key(1), FILLED)
+    known.note(key(1), "uno", FILLED)
     clock.seconds = AGE_SECONDS + 1
-    assert known.take(key(1)) is None
+    assert known.take(key(1), "uno") is None
 
 
 @pytest.mark.parametrize(
@@ -106,5 +119,5 @@ def test_a_window_that_was_never_filled_or_that_no_mark_bounded_is_not_kept(
     unproven: dict[str, int],
 ) -> None:
     known = PathWindows()
-    known.note(key(1), FILLED | unproven)
-    assert known.take(key(1)) is None
+    known.note(key(1), "uno", FILLED | unproven)
+    assert known.take(key(1), "uno") is None

@@ -29,6 +29,9 @@ class FakeSession:
         self._counters = dict.fromkeys(
             (
                 "data_packets_sent",
+                "packets_sent",
+                "lost_packets",
+                "lost_runs",
                 "clear_packets",
                 "clear_losses",
                 "clear_runs",
@@ -111,6 +114,17 @@ async def test_parity_of_caution_ends_once_packets_have_arrived() -> None:
     assert not is_coded(last, 64 << 10)
 
 
+async def test_parity_of_caution_ends_beside_queues_too() -> None:
+    sent = {"data_packets_sent": 100_000, "packets_sent": 100_000}
+    session = await planned(1e-5, 6, objective="auto", caution=1e-2, **sent)
+    first, last = session.installed[0], session.installed[-1]
+    assert is_coded(first, 64 << 10)
+    assert not is_coded(last, 64 << 10)
+    lossy = {"lost_packets": 1000, "lost_runs": 1000}
+    session = await planned(1e-5, 6, objective="auto", caution=1e-2, **sent, **lossy)
+    assert len(session.installed) == 1, "what all packets lose bounds what the path loses"
+
+
 async def test_losses_that_nothing_explains_make_another_plan() -> None:
     session = await planned(1e-6, clear_packets=10_000, clear_losses=200, clear_runs=100)
 
@@ -140,7 +154,7 @@ async def test_local_drops_make_none() -> None:
 def test_the_round_trip_is_the_least_of_the_last_reads() -> None:
     counters = _Counters()
     names = ("clear_packets", "clear_losses", "clear_runs", "send_drops")
-    names += ("timed_runs", "timed_runs_nanos")
+    names += ("timed_runs", "timed_runs_nanos", "packets_sent", "lost_packets", "lost_runs")
 
     def read(milliseconds: int) -> float:
         counters.read(dict.fromkeys(names, 0) | {"srtt_nanos": milliseconds * 1_000_000})

@@ -593,7 +593,8 @@ async def test_a_session_starts_with_the_window_of_the_last_one(
                     session.close("session.closed.requested")
     # Of both ends each time; the other end has closed with its own figures.
     assert [known.window_bytes for known in given if known is not None] == [1000]
-    assert service._windows.take(path) is not None
+    assert service._windows.take(path, "uno") is None, "it was the rate's"
+    assert service._windows.take(path, None) is not None
 
 
 def test_rates_that_were_cut_are_told_once() -> None:

@@ -113,6 +113,15 @@ def test_losses_of_the_path_get_parity(way: Way) -> None:
     assert all(has_parity(reads, way) for reads in sessions)
 
 
+@pytest.mark.parametrize("name", ["uno, real queues", "dctcp, real queues"])
+def test_a_path_that_is_marked_all_the_time_still_shows_its_loss(name: str) -> None:
+    for reads in watched(WAYS[name], starts=[0, 0], loss=PERCENT // 10):
+        found = reads[-1]
+        assert found["ce_echoed"] > found["packets_sent"] / 100
+        assert found["clear_packets"] > found["packets_sent"] / 5
+        assert found["clear_losses"] / found["clear_packets"] == pytest.approx(1e-3, rel=0.6)
+
+
 def test_runs_that_cannot_be_run_are_refused() -> None:
     link = _native.LinkSettings(rate_bits_per_second=LINK, delay_nanos=0, buffer_bytes=10_000)
     for wrong in ({"congestion": "reno"}, {"starts_nanos": []}):

@@ -302,8 +302,21 @@ def test_local_drops_are_counted_apart() -> None:
     feed(estimator, [dropped] * 10)
 
     assert estimator.local_drops == 1000
-    assert estimator.estimate.rate_low == 0.0
-    assert estimator.estimate.rate_high < 1e-4
+    assert estimator.estimate.packets == 0, "nor do others then say anything"
+    feed(estimator, [LOSSY])
+    assert estimator.estimate.packets == 0, "they are reported later"
+    feed(estimator, [CLEAN])
+    assert estimator.estimate.packets == CLEAN.sent
+
+
+def test_all_losses_bound_those_of_the_path() -> None:
+    estimator = LossEstimator()
+    assert estimator.rate_high == 1.0
+    estimator.observe(PathCounters(all_sent=100_000, all_lost=1, all_runs=1))
+    assert estimator.rate_high == 1.0, "they may all be in flight"
+    estimator.observe(PathCounters(all_sent=101_000, all_lost=101, all_runs=101))
+    assert estimator.rate_high == pytest.approx(1.2e-3, rel=0.05)
+    assert estimator.estimate.packets == 0
 
 
 def test_counters_that_start_anew_are_no_negative_packets() -> None:

@@ -74,7 +74,7 @@ pub struct Gemini {
     decreased_at: Nanos,
     /// When a loss last had its effect.
     lost_at: Option<Nanos>,
-    /// At the last report the delay showed a queue.
+    /// In the last whole round trip the delay showed a queue: even the least sample was long.
     finds_queue: bool,
 }
 
@@ -136,6 +136,7 @@ impl Gemini {
     fn end_round(&mut self, now: Nanos) {
         let share = self.marked_bytes as f64 / self.bytes as f64;
         self.marked += GAIN * (share - self.marked);
+        self.finds_queue = self.is_delayed();
         self.start_round(now);
     }
 
@@ -197,7 +198,6 @@ impl Controller for Gemini {
         }
         let is_marked = report.marked_bytes > 0;
         let is_delayed = self.is_delayed();
-        self.finds_queue = is_delayed;
         if is_marked || is_delayed {
             if self.unsent <= 0.0 {
                 self.decrease(is_marked, is_delayed, now);

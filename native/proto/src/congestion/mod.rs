@@ -121,7 +121,7 @@ pub trait Controller: Debug + Send {
     /// losses are known only by a time-out, that packets of one timed out.
     fn timed_out(&mut self, now: Nanos);
 
-    /// Whether the last report showed it a queue: packets wait for longer than it tolerates, or a
+    /// Whether the last report or round trip showed it a queue: packets wait for longer than it tolerates, or a
     /// buffer has overflowed. Marks are no such sign, since they may come from phantom queues; a
     /// controller that goes by marks alone finds none.
     fn finds_queue(&self) -> bool {

@@ -389,6 +389,12 @@ fn a_delay_that_gemini_yields_to_is_a_queue() {
     };
     assert!(finds(200 * MICROSECOND, 0));
     assert!(!finds(50 * MICROSECOND, 10));
+    let mut jittery = Driven::new(Algorithm::Gemini(GeminiRules::NO_MARKS), FAR).begin();
+    for report in 0..200 {
+        jittery.queue = if report % 4 == 0 { 0 } else { FAR };
+        jittery.run(FAR / 16, FAR / 16, 0);
+        assert!(!jittery.flow.finds_queue(), "one long round trip is no queue: {report}");
+    }
     let mut dctcp = Driven::new(Algorithm::Dctcp, FAR).begin();
     dctcp.run(3 * FAR, FAR / 16, 10);
     assert!(!dctcp.flow.finds_queue(), "what a mark means, the session knows");

@@ -3,8 +3,8 @@
 //! A buffer that is full drops packets, too. Parity against these would only be more to drop, so
 //! they are for rate control alone. A path's time is cut into rounds of a round trip. In a round
 //! there was a queue
-//! * if no packet's round trip was near the least of the last minutes: the level counts, so a queue
-//!   that stands for long is still one, and jitter is none;
+//! * if in a quarter of it no packet's round trip was near the least of the last minutes, or none was
+//!   measured: the level counts, so a queue that stands for long is still one, and jitter is none;
 //! * if packets were marked CE, where marks come from real queues;
 //! * or if the congestion controller found one.
 //!
@@ -16,14 +16,16 @@ use crate::link::Nanos;
 use super::path::PathAccount;
 use super::rtt::Least;
 
-/// Fewest round trips that a round must measure: of so many, jitter leaves one short.
-const ROUND_SAMPLES: u32 = 8;
-/// Longest round, in round trips: reports may be rare.
-const ROUND_MAX: Nanos = 8;
+/// A part of a round is judged by at least so many packets: of so many, jitter leaves one short …
+const PART_SAMPLES: u32 = 8;
+/// … and lasts for a round trip by this at least, so that a queue that comes and goes is seen.
+const PART_SHARE: Nanos = 4;
+/// After so many round trips a round is judged by what was measured: reports may be rare.
+const ROUND_MAX: Nanos = 64;
 /// A packet has waited in a queue if its round trip is longer than the least by one part in this
 /// many …
 const QUEUE_PARTS: Nanos = 20;
-/// … and by this: shorter delays are the hosts'.
+/// … and by this: shorter delays come from the hosts.
 const QUEUE_MIN: Nanos = 500_000;
 /// The least round trip is that of the present and the last interval of this length: after that, a
 /// longer one is the path's own.
@@ -38,6 +40,10 @@ pub struct Losses {
     pub lost: u64,
     /// Runs of consecutive lost packets.
     pub runs: u64,
+    /// Runs whose length in time is known …
+    pub timed_runs: u64,
+    /// … and the sum of these lengths.
+    pub timed_nanos: Nanos,
 }
 
 impl Losses {
@@ -46,13 +52,21 @@ impl Losses {
     fn since(self, older: Self) -> Self {
         let packets = self.packets.saturating_sub(older.packets);
         let lost = self.lost.saturating_sub(older.lost).min(packets);
-        Self { packets, lost, runs: self.runs.saturating_sub(older.runs).min(lost) }
+        Self {
+            packets,
+            lost,
+            runs: self.runs.saturating_sub(older.runs).min(lost),
+            timed_runs: self.timed_runs - older.timed_runs,
+            timed_nanos: self.timed_nanos - older.timed_nanos,
+        }
     }
 
     fn add(&mut self, other: Self) {
         self.packets += other.packets;
         self.lost += other.lost;
         self.runs += other.runs;
+        self.timed_runs += other.timed_runs;
+        self.timed_nanos += other.timed_nanos;
     }
 
     fn most(self, other: Self) -> Self {
@@ -60,6 +74,8 @@ impl Losses {
             packets: self.packets.max(other.packets),
             lost: self.lost.max(other.lost),
             runs: self.runs.max(other.runs),
+            timed_runs: self.timed_runs.max(other.timed_runs),
+            timed_nanos: self.timed_nanos.max(other.timed_nanos),
         }
     }
 }
@@ -86,11 +102,12 @@ pub struct Evidence {
     began: Nanos,
     /// … what was known then, …
     known_before: Losses,
-    /// … how many round trips it has measured, and the least of them, …
+    /// … and whether something has shown a queue.
+    is_queued: bool,
+    /// When the part of it began, how many packets it has measured, and the shortest round trip.
+    part_began: Nanos,
     samples: u32,
     shortest: Nanos,
-    /// … and whether marks or the controller have shown a queue.
-    is_queued: bool,
     /// The round before, unless there was a queue in it or before it.
     waiting: Option<Losses>,
     was_queued: bool,
@@ -99,7 +116,7 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Packets and losses of rounds that say something about the path, without the last ones.
+    /// Packets and losses not attributable to queues. Excludes the last few round trips.
     #[must_use]
     pub fn clear(&self) -> Losses {
         self.clear
@@ -109,8 +126,11 @@ impl Evidence {
     pub fn reported(&mut self, account: &PathAccount, signs: Signs, now: Nanos) {
         let reported = Losses {
             packets: account.packets_reported,
-            lost: account.lost_packets,
-            runs: account.lost_runs,
+            // A peer that claims too much must not hide what comes later.
+            lost: account.lost_packets.min(account.packets_reported),
+            runs: account.lost_runs.min(account.packets_reported),
+            timed_runs: account.timed_runs,
+            timed_nanos: account.timed_runs_nanos,
         };
         // A packet that was counted as lost may arrive late: what is known never decreases.
         self.known = self.known.most(reported);
@@ -122,22 +142,37 @@ impl Evidence {
             self.samples += 1;
         }
         let length = now.saturating_sub(self.began);
-        let is_measured = length >= account.srtt && self.samples >= ROUND_SAMPLES;
-        if is_measured || length >= account.srtt.saturating_mul(ROUND_MAX) {
-            self.end_round(now);
+        let is_measured = self.samples >= PART_SAMPLES
+            && now.saturating_sub(self.part_began) >= account.srtt / PART_SHARE;
+        let is_over = length >= account.srtt.saturating_mul(ROUND_MAX);
+        if is_measured || is_over {
+            self.is_queued |= self.is_delayed();
+            (self.part_began, self.samples) = (now, 0);
+            if length >= account.srtt {
+                self.end_round(now);
+            }
         }
     }
 
-    /// Whether none of the round's packets was as fast as the path is without a queue.
+    /// The path leads elsewhere: what was measured before says nothing about it.
+    pub fn moved(&mut self, now: Nanos) {
+        (self.least, self.waiting) = (Least::default(), None);
+        (self.part_began, self.samples) = (now, 0);
+        self.is_queued = true;
+        self.end_round(now);
+    }
+
+    /// Whether none of the part's packets was as fast as the path is without a queue, as far as
+    /// known.
     fn is_delayed(&self) -> bool {
         let least = self.least.get().filter(|_| self.samples > 0);
-        least.is_some_and(|least| {
+        least.is_none_or(|least| {
             self.shortest > least.saturating_add(QUEUE_MIN.max(least / QUEUE_PARTS))
         })
     }
 
     fn end_round(&mut self, now: Nanos) {
-        let is_queued = self.is_queued || self.is_delayed();
+        let is_queued = self.is_queued;
         let newest = self.known.since(self.known_before);
         let waiting = self.waiting.take();
         if !is_queued && !self.was_queued {
@@ -146,7 +181,7 @@ impl Evidence {
         }
         self.was_queued = is_queued;
         (self.began, self.known_before) = (now, self.known);
-        (self.samples, self.is_queued) = (0, false);
+        self.is_queued = false;
     }
 }
 
@@ -176,6 +211,8 @@ mod tests {
                 if report % 16 == 8 {
                     self.account.lost_packets += lost;
                     self.account.lost_runs += lost.min(1);
+                    self.account.timed_runs += lost.min(1);
+                    self.account.timed_runs_nanos += lost * MILLISECOND;
                 }
                 let signs = Signs { rtt: Some(rtt(report)), marked: self.marked, is_found };
                 self.evidence.reported(&self.account, signs, self.now);
@@ -196,6 +233,7 @@ mod tests {
         // The last rounds may still turn out to be beside one with a queue.
         assert!((14_000..=16_000).contains(&clear.packets), "{clear:?}");
         assert_eq!((clear.lost * 80, clear.runs * 160), (clear.packets, clear.packets));
+        assert_eq!((clear.timed_runs, clear.timed_nanos), (clear.runs, clear.lost * MILLISECOND));
     }
 
     #[test]
@@ -207,7 +245,9 @@ mod tests {
         path.rounds(1, 5, |_| RTT, false);
         path.rounds(10, 0, |_| RTT, false);
         assert_eq!(path.lost(), 0);
-        let before = path.evidence.clear().packets;
+        let clear = path.evidence.clear();
+        assert_eq!((clear.timed_runs, clear.timed_nanos), (0, 0), "no burst of the path");
+        let before = clear.packets;
         path.rounds(10, 5, |_| RTT + MILLISECOND, false);
         assert!(path.lost() > 0, "a twentieth of a round trip is no queue");
         assert!(path.evidence.clear().packets > before);
@@ -253,19 +293,54 @@ mod tests {
     }
 
     #[test]
-    fn rounds_end_although_nothing_is_measured() {
+    fn a_queue_that_fills_and_drains_within_a_round_trip_is_one() {
         let mut path = Path::default();
-        for _ in 0..100 {
+        path.rounds(10, 0, |_| RTT, false);
+        let before = path.evidence.clear().packets;
+        let on_off = |report| if report % 16 < 8 { RTT } else { 2 * RTT };
+        path.rounds(100, 5, on_off, false);
+        assert_eq!(path.lost(), 0);
+        assert!(path.evidence.clear().packets < before + 3 * 160);
+    }
+
+    /// Reports once a round trip, each with ten packets of which one was lost.
+    fn rare(rtt: impl Fn(u64) -> Option<Nanos>) -> Losses {
+        let mut path = Path::default();
+        path.rounds(10, 0, |_| RTT, false);
+        for report in 0..400 {
             path.now += RTT;
-            path.account = PathAccount {
-                packets_reported: path.account.packets_reported + 10,
-                lost_packets: path.account.lost_packets + 1,
-                srtt: RTT,
-                ..PathAccount::default()
-            };
-            path.evidence.reported(&path.account, Signs::default(), path.now);
+            path.account.packets_reported += 10;
+            path.account.lost_packets += 1;
+            let signs = Signs { rtt: rtt(report), ..Signs::default() };
+            path.evidence.reported(&path.account, signs, path.now);
         }
-        assert!(path.lost() > 70, "{:?}", path.evidence.clear());
+        path.evidence.clear()
+    }
+
+    #[test]
+    fn a_round_with_few_reports_goes_on_until_jitter_is_none() {
+        assert!(rare(|report| Some(RTT + report * 3 % 8 * RTT / 20)).lost > 300);
+        assert!(rare(|report| (report % 32 == 0).then_some(RTT)).lost > 200, "but not for ever");
+    }
+
+    #[test]
+    fn where_nothing_is_measured_nothing_is_known() {
+        assert_eq!(rare(|_| None).lost, 0);
+    }
+
+    #[test]
+    fn a_path_that_moves_is_judged_anew_and_keeps_what_is_known() {
+        let mut path = Path::default();
+        path.rounds(10, 5, |_| RTT, false);
+        let before = path.evidence.clear();
+        assert!(before.lost > 0);
+        path.evidence.moved(path.now);
+        path.rounds(1, 5, |_| 2 * RTT, false);
+        assert_eq!(path.evidence.clear(), before, "nor does what was around the move");
+        path.rounds(10, 5, |_| 2 * RTT, false);
+        let added = path.evidence.clear().since(before);
+        assert!((25..=45).contains(&added.lost), "{added:?}");
+        assert!(added.packets <= 9 * 160, "{added:?}");
     }
 
     #[test]
@@ -277,6 +352,9 @@ mod tests {
         path.rounds(10, 0, |_| RTT, false);
         let clear = path.evidence.clear();
         assert!(clear.lost <= clear.packets && clear.runs <= clear.lost, "{clear:?}");
+        path.rounds(10, 0, |_| RTT, false);
+        let later = path.evidence.clear().since(clear);
+        assert_eq!((later.lost, later.packets), (1600, 1600), "a claim is not forgotten");
         // With these nothing is known, as beside a queue.
         let mut path = Path::default();
         path.rounds(10, 5, |report| if report == 0 { 1 } else { Nanos::MAX - report }, false);

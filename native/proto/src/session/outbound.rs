@@ -159,6 +159,7 @@ impl Session {
             if is_due && self.paths[path].settle_candidate() {
                 self.moved = self.moved.with(path);
                 self.paths.interrupted(path);
+                self.paths[path].evidence.moved(now);
                 self.paths.measured();
                 self.statistics.path_moves += 1;
             }

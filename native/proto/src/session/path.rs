@@ -69,6 +69,10 @@ pub struct PathAccount {
     pub lost_packets: u64,
     /// Runs of consecutive lost packets.
     pub lost_runs: u64,
+    /// Runs of lost packets whose length in time is known …
+    pub timed_runs: u64,
+    /// … and the sum of these lengths.
+    pub timed_runs_nanos: Nanos,
     /// Packets that the peer's host dropped, according to the peer.
     pub dropped_packets: u64,
     /// Wire bytes sent after the newest packet that the peer has reported; may be too high by 0.4 %
@@ -139,7 +143,7 @@ pub struct Path {
     pub narrow: Narrow,
     /// This end's packets that did not arrive, according to the peer.
     pub peer_losses: LossCounts,
-    /// What of that says something about the path's own loss.
+    /// Losses not attributable to queues.
     pub evidence: Evidence,
     /// How long runs of them lasted.
     pub bursts: Bursts,
@@ -391,6 +395,8 @@ impl Path {
             received: self.marking.peer(),
             lost_packets: self.peer_losses.lost.saturating_sub(self.peer_losses.found),
             lost_runs: self.peer_losses.runs,
+            timed_runs: self.bursts.runs(),
+            timed_runs_nanos: self.bursts.nanos(),
             dropped_packets: self.peer_losses.dropped,
             in_flight_bytes: self.in_flight_bytes(),
             srtt: self.rtt.smoothed().unwrap_or(0),

@@ -86,7 +86,7 @@ counters! {
         pub lost_packets: u64,
         /// Runs of consecutive lost packets, according to the peer.
         pub lost_runs: u64,
-        /// Runs of lost packets whose length in time is known …
+        /// Runs of losses like those of `clear_runs` whose length in time is known …
         pub timed_runs: u64,
         /// … and the sum of these lengths: from the first lost packet to the last, and half of the
         /// time until the next one, in nanoseconds.
@@ -176,8 +176,6 @@ impl Session {
         let mut statistics = SessionStatistics {
             lost_packets: ours.lost.saturating_sub(ours.found),
             lost_runs: ours.runs,
-            timed_runs: paths().map(|path| path.bursts.runs()).sum(),
-            timed_runs_nanos: paths().map(|path| path.bursts.nanos()).sum(),
             spurious_retransmissions: ours.duplicates,
             peer_drops: ours.dropped,
             missing_packets: theirs.lost.saturating_sub(theirs.found),
@@ -196,6 +194,8 @@ impl Session {
             clear_packets: clear().map(|losses| losses.packets).sum(),
             clear_losses: clear().map(|losses| losses.lost).sum(),
             clear_runs: clear().map(|losses| losses.runs).sum(),
+            timed_runs: clear().map(|losses| losses.timed_runs).sum(),
+            timed_runs_nanos: clear().map(|losses| losses.timed_nanos).sum(),
             marking_failures: paths().map(|path| path.marking.failures()).sum(),
             is_fallen_back: self.paths.congestion().is_fallen_back().into(),
             breaker_trips: self.paths.congestion().trips(),

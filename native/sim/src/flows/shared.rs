@@ -55,6 +55,7 @@ pub fn run_shared(shared: &Shared) -> Result<Vec<SessionStatistics>, CellError> 
         seed: shared.seed,
         sites: Sites { near: cable, host: cable, border: cable, wan: shared.link, wan_links: 1 },
         flows: (0..).zip(&shared.starts).map(flow).collect(),
+        // For flows without a session; here there are none.
         congestion: Congestion::Cubic,
         balance: Balance::Subflows,
         code: None,
