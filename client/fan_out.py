@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sealane.client.messages import Reliability, Sent
-from sealane.client.session import Session
-from sealane.errors import SessionError, UsageError
+from sealane.client.session import Session, check_terms
+from sealane.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from sealane.client.messages import Bytes
@@ -20,22 +20,26 @@ async def send_to_all(
     immediate: int | None = None,
     priority: int = 0,
     deadline_seconds: float | None = None,
-) -> list[Sent | SessionError]:
-    """Send `data` over each of these sessions, which share a region; return what came of each.
+) -> list[Sent | Error]:
+    """Send `data` over each of these sessions, which share a region; return each one's result.
 
-    The bytes exist once; each session seals them with its own key. The sessions don't wait for one
-    another: a peer that is slow or gone delays only its own result, and `deadline_seconds` bounds
-    how long. Until all have ended, the bytes must not change. Arguments as of `Session.send`.
+    The bytes exist once; each session seals them with its own key. A peer that is slow or gone
+    delays no other peer's message. The call returns when all have ended; `deadline_seconds` bounds
+    that, also while a ring is full. Until then the bytes must not change. Arguments as of
+    `Session.send`. A session's error, such as `session.draining`, is its result.
 
-    Raises UsageError, with nothing sent, for what `Session.send` refuses, and
-    `session.post.elsewhere` if the sessions have different regions.
+    Raises UsageError, with nothing sent, for arguments out of range, for bytes outside the region,
+    and if the sessions have different regions (`session.post.elsewhere`).
     """
     if len({id(session.ring.region) for session in sessions}) > 1:
         raise UsageError(
             "session.post.elsewhere", "the sessions have different regions: see region_of"
         )
+    check_terms(immediate, priority, deadline_seconds)
+    for session in sessions[:1]:
+        session.posts.place(data, 0, None)
 
-    async def outcome(session: Session) -> Sent | SessionError:
+    async def outcome(session: Session) -> Sent | Error:
         try:
             return await session.send(
                 data,
@@ -44,8 +48,9 @@ async def send_to_all(
                 priority=priority,
                 deadline_seconds=deadline_seconds,
             )
-        except SessionError as error:
+        except Error as error:
             # The frames of a traceback would hold `data` as long as somebody keeps the result.
+            error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
 
     return await asyncio.gather(*map(outcome, sessions))

@@ -64,9 +64,9 @@ async def open_session(
     that a message of up to ten packets is acknowledged two round trips after the call if its
     receive is posted by then; if no path answers in time, the session ends. Without effect where
     the fabric finds its unit by itself.
-    `region_of`: an open session of this process whose region this one shares, instead of one of
-    `region_bytes`: arrays in it belong to both. `directory`: where a relative path of the ring
-    socket begins.
+    `region_of`: a session of this process whose region this one shares, instead of one of
+    `region_bytes`: arrays in it belong to both. It may be closed if others have the region open.
+    `directory`: where a relative path of the ring socket begins.
     """
     job_token = await introduce(sessions, directory)
     with sayable(_REQUEST_RANGE):
@@ -205,14 +205,15 @@ async def _accepted(
 
 
 def _name_of(session: Session | None) -> str:
-    return "" if session is None else session.session.name
+    return "" if session is None else session.region_name
 
 
 async def _taken(
     grant: sessions_pb2.SessionGrant, directory: str, region_of: Session | None
 ) -> Session:
     region = None if region_of is None else region_of.ring.region
-    return Session(await fetch_ring(grant, directory, region), grant.session)
+    ring = await fetch_ring(grant, directory, region)
+    return Session(ring, grant.session, region_name=_name_of(region_of))
 
 
 async def _granted(

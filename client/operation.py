@@ -50,8 +50,8 @@ class Operation(Generic[R]):
     """Statuses that aren't errors."""
 
     def __init__(self, held: object, result: Callable[[Completion], R]) -> None:
-        # Keeps the memory of a send or receive alive until its end.
-        self._held = [held]
+        self.held = [held]
+        """The memory of a send or receive; the session keeps it alive until its end."""
         self._result = result
         self._ended = asyncio.Event()
         self._completion: Completion | None = None
@@ -99,7 +99,8 @@ class Operation(Generic[R]):
             self._error = SessionError(reason, f"{outcome.kind}: {why}")
         else:
             self._completion = outcome
-        self._held.clear()
+        # Not emptied: if the session was closed here, the fabric may still use what it holds.
+        self.held = []
         self._ended.set()
         if self._error is not None and self._failed is not None:
             self._failed(self._error)
@@ -121,6 +122,7 @@ class Command(Operation[Completion]):
 
     def __init__(self) -> None:
         super().__init__(None, lambda completion: completion)
+        self.held = []
 
 
 async def wait_all(

@@ -78,7 +78,7 @@ class StreamOperation(SendOperation):
         `session.stream.part` if the stream has ended, or the part breaks these rules.
         """
         start, size = self._posts.place(data, offset, length)
-        self._held.append(data)
+        self.held.append(data)
         unit = self._posts.session.unit_bytes
         await self._do(
             lambda number: self._posts.ring.post_continue(

@@ -54,7 +54,11 @@ class Posts:
                 await self._idle.wait()
 
     def close(self) -> None:
-        """End all operations and release the rings."""
+        """End all operations and release the rings.
+
+        The fabric still uses the memory of operations in flight until it has noticed: the ring
+        keeps that alive.
+        """
         self._end(SessionError("session.closed", f"{self.session.name} was closed here"))
         self.is_closed = True
         self.ring.close()
@@ -117,9 +121,27 @@ class Posts:
         except (ValueError, BufferError, TypeError) as error:
             raise UsageError("session.post.elsewhere", str(error)) from error
 
-    async def post(self, operation: Operation[Any], post: Callable[[int], int]) -> None:
-        """Post a send or a receive; wait for room on the ring, first come first served."""
-        await self._post(operation, post, self._posting)
+    async def post(
+        self,
+        operation: Operation[Any],
+        post: Callable[[int], int],
+        *,
+        deadline_seconds: float | None = None,
+    ) -> None:
+        """Post a send or a receive; wait for room on the ring, first come first served.
+
+        Raises SessionError `session.message.expired` if there is none by the deadline.
+        """
+        if deadline_seconds is None:
+            await self._post(operation, post, self._posting)
+            return
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await self._post(operation, post, self._posting)
+        except TimeoutError as error:
+            raise SessionError(
+                "session.message.expired", "the ring had no room for it by its deadline"
+            ) from error
 
     async def part(self, post: Callable[[int], int]) -> bool:
         """Post a part of a stream, or its end; return False if the stream can't take it."""
@@ -166,6 +188,8 @@ class Posts:
         except (ValueError, OverflowError) as error:
             raise UsageError("session.post.range", str(error)) from error
         self._open[number] = operation
+        if operation.held:
+            self.ring.hold(number, operation.held)
         self._idle.clear()
         return True
 

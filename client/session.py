@@ -4,7 +4,8 @@ Payload lies in the session's region, memory shared with the fabric; the job nev
 docs/start/client-sessions.md; format of the rings: docs/formats/ring-abi.md.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sealane._native import JobRing, RegionArray
@@ -45,8 +46,14 @@ class Session:
     chunk_bytes: int
     """Length of a chunk, the unit in which a receive reports progress."""
 
-    def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
+    region_name: str
+    """The session for which the fabric created the region; that one may have ended."""
+
+    def __init__(
+        self, ring: JobRing, session: sessions_pb2.Session, *, region_name: str = ""
+    ) -> None:
         self.session = session
+        self.region_name = region_name or session.name
         self.posts = Posts(ring, session)
         self.ring = ring
         self.region = self.posts.region
@@ -87,12 +94,13 @@ class Session:
 
         Waits for room on the ring. The bytes must not change until the send has ended. Messages of
         a higher `priority` (0 to 7) leave before all that wait, but come to the i-th receive like
-        others. One that has not ended after `deadline_seconds` is cancelled at both ends
-        (`session.message.expired`). Raises UsageError for bytes outside the region.
+        others. One that has not ended after `deadline_seconds` is cancelled at both ends, and one
+        that finds no room on the ring by then is not posted (`session.message.expired`). Raises
+        UsageError for bytes outside the region.
         """
         code = reliability if isinstance(reliability, ErasureCoded) else None
-        _check_immediate(immediate)
-        deadline_nanos = _checked_terms(priority, deadline_seconds)
+        check_terms(immediate, priority, deadline_seconds)
+        nanos_left = _nanos_left(deadline_seconds)
         offset, length = self.posts.place(data, offset, length)
         operation = SendOperation(self.posts, data)
         await self.posts.post(
@@ -108,8 +116,9 @@ class Session:
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
                 priority=priority,
-                deadline_nanos=deadline_nanos,
+                deadline_nanos=nanos_left(),
             ),
+            deadline_seconds=deadline_seconds,
         )
         return operation
 
@@ -123,8 +132,8 @@ class Session:
         deadline_seconds: float | None = None,
     ) -> StreamOperation:
         """Begin a message whose parts are written later, up to `length` bytes in all."""
-        _check_immediate(immediate)
-        deadline_nanos = _checked_terms(priority, deadline_seconds)
+        check_terms(immediate, priority, deadline_seconds)
+        nanos_left = _nanos_left(deadline_seconds)
         operation = StreamOperation(self.posts, None)
         await self.posts.post(
             operation,
@@ -134,8 +143,9 @@ class Session:
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
                 priority=priority,
-                deadline_nanos=deadline_nanos,
+                deadline_nanos=nanos_left(),
             ),
+            deadline_seconds=deadline_seconds,
         )
         return operation
 
@@ -206,27 +216,35 @@ class Session:
         await self.posts.drain(timeout_seconds=timeout_seconds)
 
     def close(self) -> None:
-        """Release the rings; the fabric then ends the session. Views of the region stay valid."""
+        """Release the rings; the fabric then ends the session. Views of the region stay valid.
+
+        Operations in flight end here at once, but the fabric may still read and write their arrays
+        until it has ended the session. So `empty` reuses none of their bytes before; never, if the
+        fabric is killed in between. Bytes given as a range are the caller's to keep unused.
+        """
         self.posts.close()
 
 
-def _check_immediate(immediate: int | None) -> None:
+def check_terms(immediate: int | None, priority: int, deadline_seconds: float | None) -> None:
+    """Raise UsageError `session.post.…` for an immediate, priority or deadline out of range."""
     if immediate is not None and not 0 <= immediate < _IMMEDIATE_END:
         raise UsageError("session.post.immediate", f"immediate {immediate}; allowed: 0 to 2^32 - 1")
-
-
-def _checked_terms(priority: int, deadline_seconds: float | None) -> int | None:
-    """Check a priority and a deadline; return the deadline in nanoseconds."""
     if not 0 <= priority <= _PRIORITY_MAX:
         raise UsageError(
             "session.post.priority", f"priority {priority}; allowed: 0 to {_PRIORITY_MAX}"
         )
-    if deadline_seconds is None:
-        return None
-    if not 0 < deadline_seconds <= _DEADLINE_SECONDS_MAX:
+    if deadline_seconds is not None and not 0 < deadline_seconds <= _DEADLINE_SECONDS_MAX:
         raise UsageError(
             "session.post.deadline",
             f"a deadline in {deadline_seconds} s; allowed: above 0, up to "
             f"{_DEADLINE_SECONDS_MAX:.0f} s",
         )
-    return max(1, round(deadline_seconds * _NANOS_PER_SECOND))
+
+
+def _nanos_left(deadline_seconds: float | None) -> Callable[[], int | None]:
+    """Return a function that says how long it is until a deadline, in nanoseconds."""
+    if deadline_seconds is None:
+        return lambda: None
+    loop = asyncio.get_running_loop()
+    end = loop.time() + deadline_seconds
+    return lambda: max(1, round((end - loop.time()) * _NANOS_PER_SECOND))

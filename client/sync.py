@@ -34,7 +34,7 @@ from sealane.client.synchronous import (
     StreamOperation,
     Volumes,
 )
-from sealane.errors import SessionError
+from sealane.errors import Error
 
 if TYPE_CHECKING:
     from sealane.client.messages import Bytes
@@ -113,7 +113,7 @@ def send_to_all(
     immediate: int | None = None,
     priority: int = 0,
     deadline_seconds: float | None = None,
-) -> list[Sent | SessionError]:
+) -> list[Sent | Error]:
     """Send `data` over each of these sessions of one client, as `sealane.client.send_to_all`."""
     if not sessions:
         return []

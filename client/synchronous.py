@@ -359,6 +359,11 @@ class Session(Facade):
         """Length of a chunk, the unit in which a receive reports progress."""
         return self.asynchronous.chunk_bytes
 
+    @property
+    def region_name(self) -> str:
+        """The session for which the fabric created the region; that one may have ended."""
+        return self.asynchronous.region_name
+
     def empty(
         self, shape: int | Sequence[int], dtype: object = "float32", *, alignment: int = 64
     ) -> RegionArray:
@@ -386,8 +391,9 @@ class Session(Facade):
 
         Waits for room on the ring. The bytes must not change until the send has ended. Messages of
         a higher `priority` (0 to 7) leave before all that wait, but come to the i-th receive like
-        others. One that has not ended after `deadline_seconds` is cancelled at both ends
-        (`session.message.expired`). Raises UsageError for bytes outside the region.
+        others. One that has not ended after `deadline_seconds` is cancelled at both ends, and one
+        that finds no room on the ring by then is not posted (`session.message.expired`). Raises
+        UsageError for bytes outside the region.
         """
         return SendOperation(
             self.loop,
@@ -490,7 +496,12 @@ class Session(Facade):
         self.loop.run(self.asynchronous.drain(timeout_seconds=timeout_seconds))
 
     def close(self) -> None:
-        """Release the rings; the fabric then ends the session. Views of the region stay valid."""
+        """Release the rings; the fabric then ends the session. Views of the region stay valid.
+
+        Operations in flight end here at once, but the fabric may still read and write their arrays
+        until it has ended the session. So `empty` reuses none of their bytes before; never, if the
+        fabric is killed in between. Bytes given as a range are the caller's to keep unused.
+        """
         self.loop.call(self.asynchronous.close)
 
 

@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from sealane._native import JobAccount, SharedLine, SharedRegion, UserAccount
 from sealane.daemon.fabric.settings import FabricSettings
@@ -59,6 +60,8 @@ class Job:
     pidfd: int
     regions: dict[str, SharedRegion] = field(default_factory=dict)
     """Regions of its open sessions and listeners, by name; some may share one."""
+    created: WeakValueDictionary[str, SharedRegion] = field(default_factory=WeakValueDictionary)
+    """Regions in use, by the session or listener that each was created for, also after its end."""
 
     @property
     def is_gone(self) -> bool:

@@ -32,10 +32,12 @@ class Limits:
     def region(self, job: Job, *, region_bytes: int, region_of: str) -> int | SharedRegion:
         """Return the size in bytes of a new region, or the region of the job's session to share.
 
+        The session for which the region was created may have ended, if the region is in use.
+
         UsageError for a size that no session may have, or if the job has no such session.
         """
         if region_of:
-            shared = job.regions.get(region_of)
+            shared = job.regions.get(region_of, job.created.get(region_of))
             if shared is None:
                 raise UsageError(
                     "session.region.absent",
@@ -122,14 +124,14 @@ class Limits:
     def check_job(self, job: Job, *, region: int | SharedRegion) -> None:
         """UnavailableError if the sessions of the job or its user leave no room for another.
 
-        `region`: the size of a new one in bytes, or one that a session of the job has already.
+        `region`: the size of a new one in bytes, or one to share. The latter counts if no session
+        has it any more.
         """
-        region_bytes = 0 if isinstance(region, SharedRegion) else region
         _check_owner(
             job.name,
             [*job.regions.values()],
             self.settings.limits,
-            region_bytes=region_bytes,
+            region=region,
             key="fabric.limits",
         )
         if self.settings.user_limits is not None:
@@ -137,13 +139,18 @@ class Limits:
                 f"user {job.user.uid}",
                 job.user.regions,
                 self.settings.user_limits,
-                region_bytes=region_bytes,
+                region=region,
                 key="fabric.jobs.limits",
             )
 
 
 def _check_owner(
-    owner: str, regions: list[SharedRegion], limits: JobLimits, *, region_bytes: int, key: str
+    owner: str,
+    regions: list[SharedRegion],
+    limits: JobLimits,
+    *,
+    region: int | SharedRegion,
+    key: str,
 ) -> None:
     if len(regions) >= limits.sessions:
         raise UnavailableError(
@@ -152,9 +159,10 @@ def _check_owner(
             f"one, or raise {key}.sessions",
         )
     used = memory_of(regions)
-    if used + region_bytes > limits.region_bytes:
+    more = region if isinstance(region, int) else memory_of([*regions, region]) - used
+    if used + more > limits.region_bytes:
         raise UnavailableError(
             "session.limit.region_bytes",
-            f"{owner} has regions of {used} bytes and asks for {region_bytes} more; "
+            f"{owner} has regions of {used} bytes and asks for {more} more; "
             f"allowed: {limits.region_bytes} in all ({key}.region_bytes)",
         )

@@ -201,7 +201,7 @@ class FabricService:
         """
         self._limits.check_name(display_name)
         job = self.jobs.of(job_token, uid=uid)
-        # Also if the session that has it ends before a peer comes.
+        # Resolve it now: that session may end before a peer comes.
         region = self._limits.region(job, region_bytes=region_bytes, region_of=region_of)
         steering = self.settings.steering.chosen(congestion)
         with admission(
@@ -724,6 +724,8 @@ class FabricService:
         )
         self._sessions[identity.name] = session
         job.regions[identity.name] = memory
+        if isinstance(region, int):
+            job.created[identity.name] = memory
         return session
 
     def _retire(self, session: Session) -> None:

@@ -120,6 +120,7 @@ async with connect(arguments[0]) as client:
     name, token, calls = arguments[1], bytes.fromhex(arguments[2]), client.sessions
     page = await calls.ListSessions(sessions_pb2.ListSessionsRequest())
     fabric = await calls.GetFabric(sessions_pb2.GetFabricRequest())
+    own = await grants.introduce(calls, str(Path(arguments[0]).parent))
 
     async def watch():
         async for _ in calls.WatchSession(sessions_pb2.WatchSessionRequest(name=name)):
@@ -137,6 +138,13 @@ async with connect(arguments[0]) as client:
                 calls.ListenSession(
                     sessions_pb2.ListenSessionRequest(
                         job_token=token, display_name="as another", region_bytes=4096
+                    )
+                )
+            ),
+            "share": await reason(
+                calls.ListenSession(
+                    sessions_pb2.ListenSessionRequest(
+                        job_token=own, display_name="as another", region_of=name
                     )
                 )
             ),
@@ -171,6 +179,7 @@ def test_what_is_one_users_another_neither_sees_nor_ends_nor_names(shared: Site)
             "close": absent,
             "watch": absent,
             "listen": "session.job.unknown",
+            "share": "session.region.absent",
             "open": "session.job.unknown",
         }
         # The same name is no other's, and taken twice only by one user.

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ import pytest
 
 from fabrics import Fabric
 from patience import PATIENCE_SECONDS
-from sealane.client import ErasureCoded, SelectiveRepeat, Session, send_to_all
-from sealane.client.grants import listen_session, open_session
+from sealane._native import JobRing, SessionEndpoint, SharedRegion
+from sealane.client import ErasureCoded, SelectiveRepeat, Sent, Session, send_to_all
+from sealane.client.grants import listen_session, listen_sessions, open_session
+from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.settings import JobLimits
 from sealane.daemon.fabric.snapshots import job_usage
-from sealane.errors import Error, SessionError, UsageError
+from sealane.errors import Error, SessionError, UnavailableError, UsageError
+from sealane.protocol.v1 import sessions_pb2
 from sealane.transport.tasks import TaskOwner
 from session_pairs import RATE, REGION, connected, taken, wait_listening
 
@@ -112,11 +116,76 @@ async def test_peer_that_is_gone_or_slow_stops_no_other(fabrics: tuple[Fabric, F
         near[0].empty(REGION, "uint8")
 
 
+async def test_each_sessions_error_is_its_result(fabrics: tuple[Fabric, Fabric]) -> None:
+    async with fan(*fabrics, 2) as (near, far):
+        array = array_of(near[0], 1000)
+        await near[0].drain()
+        receive = await far[1].post_receive(offset=0, length=1000)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            draining, good = await send_to_all(near, array)
+            await receive
+        assert isinstance(draining, UsageError)
+        assert draining.reason == "session.draining"
+        assert isinstance(good, Sent)
+        # No result holds the array.
+        del array
+        gc.collect()
+        near[0].empty(REGION, "uint8")
+
+
+async def test_deadline_bounds_the_wait_for_room_on_a_full_ring(
+    fabrics: tuple[Fabric, Fabric],
+) -> None:
+    async with fan(*fabrics, 2) as (near, far):
+        # No receive at the peer: the ring stays full.
+        filling = asyncio.ensure_future(fill(near[0]))
+        receive = await far[1].post_receive(offset=0, length=8)
+        array = near[0].empty(8, "uint8")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(filling), 1.0)
+        assert not filling.done()
+        filling.cancel()
+        full = asyncio.ensure_future(fill(near[0]))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            late, good = await send_to_all(near, array, deadline_seconds=0.3)
+            await receive
+        full.cancel()
+        assert isinstance(late, SessionError)
+        assert late.reason == "session.message.expired"
+        assert "no room" in str(late)
+        assert isinstance(good, Sent)
+        del array
+        gc.collect()
+        assert near[0].empty(REGION, "uint8").nbytes == REGION
+
+
+async def fill(session: Session) -> None:
+    """Post sends without end; waits where the ring is full."""
+    while True:
+        await session.post_send(offset=0, length=8)
+
+
+async def test_a_closed_session_keeps_its_arrays_until_the_fabric_has_ended_it() -> None:
+    with contextlib.closing(SessionEndpoint(["127.0.0.1:0"], SharedRegion(REGION))) as endpoint:
+        session = Session(JobRing(*endpoint.take_job_fds()), sessions_pb2.Session(name="s"))
+        receive = await session.post_receive(session.empty(REGION, "uint8"))
+        session.close()
+        assert receive.done()
+        del receive
+        gc.collect()
+        # Nothing serves the session, so its fabric has not noticed.
+        with pytest.raises(UnavailableError, match="are free"):
+            session.empty(1, "uint8")
+        endpoint.close()
+        session.empty(REGION, "uint8")
+
+
 async def test_what_cant_be_sent_to_all_is_sent_to_none(fabrics: tuple[Fabric, Fabric]) -> None:
     async with fan(*fabrics, 2) as (near, far):
         for sessions, immediate, reason in (
             ([near[0], far[0]], 7, "session.post.elsewhere"),
             (near, 1 << 32, "session.post.immediate"),
+            (far[:1], 7, "session.post.elsewhere"),
         ):
             with pytest.raises(UsageError) as refused:
                 await send_to_all(sessions, near[0].empty(8, "uint8"), immediate=immediate)
@@ -181,6 +250,72 @@ async def test_memory_that_sessions_share_counts_once(make_fabric: MakeFabric) -
         # It still counts for the one that is left.
         reason = await refused_opening(left, right, region_bytes=8192)
         assert reason == "session.limit.region_bytes"
+
+
+async def test_a_region_can_be_shared_while_it_is_in_use_by_the_name_it_began_with(
+    fabrics: tuple[Fabric, Fabric],
+) -> None:
+    left, right = fabrics
+    async with fan(left, right, 2) as (near, _):
+        (job,) = left.service.jobs.list()[:1]
+        terms: dict[str, Any] = {
+            "peer_node": left.name,
+            "peer_address": left.address,
+            "rate_bits_per_second": RATE,
+            "region_bytes": REGION,
+            "wait_seconds": PATIENCE_SECONDS,
+        }
+        async with (
+            asyncio.timeout(PATIENCE_SECONDS),
+            listen_sessions(left.sessions, "many", region_of=near[0], backlog=1) as listener,
+        ):
+            near[0].close()
+            while near[0].session.name in job.regions:  # noqa: ASYNC110 - no event of its own
+                await asyncio.sleep(0.01)
+            # The second listener begins to wait once the first has a peer.
+            for _ in range(3):
+                async with open_session(right.sessions, "many", **terms):
+                    with contextlib.closing(await listener.accept()) as session:
+                        assert session.ring.region is near[1].ring.region
+                        assert session.region_name == near[0].session.name
+
+
+async def test_region_that_only_a_listener_remembers_counts_again() -> None:
+    """A region without a session counts as what a new session asks for."""
+    region, other = SharedRegion(REGION), SharedRegion(4096)
+    job: Any = SimpleNamespace(name="job", regions={"other": other})
+    limits = JobLimits(sessions=3, region_bytes=REGION)
+    settings: Any = SimpleNamespace(limits=limits, user_limits=None)
+    with pytest.raises(UnavailableError) as refused:
+        Limits(settings=settings).check_job(job, region=region)
+    assert refused.value.reason == "session.limit.region_bytes"
+    job.regions = {"one": region}
+    Limits(settings=settings).check_job(job, region=region)
+    job.regions = {"one": other}
+    user = SimpleNamespace(uid=1, regions=[other])
+    settings = SimpleNamespace(limits=JobLimits(region_bytes=2 * REGION), user_limits=limits)
+    job = SimpleNamespace(name="job", regions={"other": other}, user=user)
+    with pytest.raises(UnavailableError) as refused:
+        Limits(settings=settings).check_job(job, region=region)
+    assert refused.value.reason == "session.limit.region_bytes"
+
+
+async def test_a_refused_receive_gives_its_bytes_back(make_fabric: MakeFabric) -> None:
+    limits = JobLimits(receives=1)
+    async with (
+        make_fabric("a", limits=limits) as left,
+        make_fabric("b") as right,
+        fan(left, right, 2) as (near, far),
+    ):
+        first = await near[0].post_receive(offset=0, length=8)
+        await taken(near[0])
+        with pytest.raises(SessionError) as refused:
+            await near[1].receive(offset=8, length=8)
+        assert refused.value.reason == "session.message.limit"
+        assert await first.complete()
+        again = await near[1].post_receive(offset=8, length=8)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.gather(far[1].send(offset=0, length=8), again)
 
 
 async def refused_opening(left: Fabric, right: Fabric, **region: Any) -> str:

@@ -695,3 +695,41 @@ def test_a_ring_of_another_region_is_refused() -> None:
         assert both.region is ring.region
         with pytest.raises(OSError, match="another region"):
             JobRing(*other.take_job_fds(), region=ring.region)
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
+def test_memory_of_a_closed_session_is_reused_only_once_its_fabric_has_ended_it(
+    closes: bool,
+) -> None:
+    region = SharedRegion(REGION)
+    with contextlib.ExitStack() as stack:
+        first, other = [
+            stack.enter_context(contextlib.closing(SessionEndpoint(["127.0.0.1:0"], region)))
+            for _ in range(2)
+        ]
+        ring = JobRing(*first.take_job_fds())
+        live = JobRing(*other.take_job_fds(), region=ring.region)
+        stack.callback(live.close)
+        whole = live.region.empty([REGION], "uint8")
+        ring.post_receive(offset=0, length=REGION, user_data=1)
+        ring.hold(1, whole)
+        del whole
+        if closes:
+            ring.close()
+        del ring
+        # The fabric has not noticed: nothing serves the session yet.
+        with pytest.raises(MemoryError):
+            live.region.empty([1], "uint8")
+        first.close()
+        live.region.empty([REGION], "uint8")
+
+
+def test_memory_of_a_session_whose_fabric_is_gone_is_free() -> None:
+    region = SharedRegion(REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], region)
+    ring = JobRing(*endpoint.take_job_fds())
+    shared = ring.region
+    ring.hold(1, shared.empty([REGION], "uint8"))
+    endpoint.close()
+    ring.close()
+    shared.empty([REGION], "uint8")

@@ -40,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What came of it. Processor nanoseconds are sums of the threads of that kind."""
+    """Results of a run. Processor nanoseconds are sums of the threads of that kind."""
 
     seconds: float
     payload_bytes: int

@@ -33,7 +33,7 @@ class Costs:
 
     @property
     def total(self) -> float:
-        """Of all stages."""
+        """Sum over all stages."""
         return self.sender_own + self.sender_path + self.receiver_path + self.receiver_own
 
 
@@ -42,10 +42,10 @@ class _Thread:
 
     def __init__(self, nanos: float) -> None:
         self.nanos = nanos
-        """Of a batch."""
+        """Nanoseconds per batch."""
         self.sources: list[_Queue] = []
         self.sinks: dict[int, _Queue] = {}
-        """By path."""
+        """Keyed by path."""
         self.turn = 0
         self.path = 0
         """Of the batch it runs."""

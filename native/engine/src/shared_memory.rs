@@ -93,7 +93,7 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
-    /// Whether a descriptor is of this memory.
+    /// Return whether a descriptor refers to this memory.
     pub fn is_of(&self, file: &OwnedFd) -> io::Result<bool> {
         let (ours, theirs) = (rustix::fs::fstat(&self.file)?, rustix::fs::fstat(file)?);
         Ok((ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino))

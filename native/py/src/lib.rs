@@ -13,6 +13,7 @@ mod gateway;
 mod host_queue;
 mod jobs;
 mod latency;
+mod lingering;
 mod link;
 mod load;
 mod pdu;

@@ -10,6 +10,7 @@ use sealane_engine::session::allocator::Allocator;
 use sealane_engine::shared_memory::SharedMemory;
 
 use crate::dlpack::{DEVICE, DataType, Export};
+use crate::lingering;
 
 /// Most dimensions of an array.
 const DIMENSIONS_MAX: usize = 32;
@@ -91,6 +92,7 @@ impl Region {
                 "alignment {alignment}; allowed: a power of two up to 4096"
             )));
         }
+        lingering::free_ended();
         let mut allocator = self.0.allocator.lock().unwrap_or_else(PoisonError::into_inner);
         let offset = allocator.allocate(length, alignment).ok_or_else(|| {
             let (free, longest) = allocator.free_bytes();

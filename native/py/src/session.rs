@@ -1,6 +1,7 @@
 //! Bindings of session endpoints (daemon) and rings (job).
 
 use std::fmt::Display;
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use sealane_proto::congestion::{Algorithm, Domain, Start};
 use sealane_proto::session::{self, PathState, PlanRow, Reliability, SessionKeys, Units};
 
 use crate::bitmap::ChunkBitmap;
+use crate::lingering::{self, Held};
 use crate::permit::Permit;
 use crate::region::Region;
 
@@ -223,14 +225,14 @@ impl Steering {
 }
 
 /// The daemon's handle on the memory of one or several sessions of a job.
-#[pyclass(module = "sealane._native", frozen)]
+#[pyclass(module = "sealane._native", frozen, weakref)]
 pub struct SharedRegion(region::Region);
 
 #[pymethods]
 impl SharedRegion {
     #[new]
-    fn new(size_bytes: u64) -> PyResult<Self> {
-        region::Region::new(size_bytes).map(Self).map_err(endpoint_error)
+    fn new(py: Python<'_>, size_bytes: u64) -> PyResult<Self> {
+        py.detach(|| region::Region::new(size_bytes)).map(Self).map_err(endpoint_error)
     }
 
     #[getter]
@@ -409,11 +411,23 @@ pub struct Completion {
 pub struct JobRing {
     job: Option<Job>,
     region: Py<Region>,
+    /// What the operations in flight use.
+    held: Held,
 }
 
 impl JobRing {
     fn job(&mut self) -> PyResult<&mut Job> {
         self.job.as_mut().ok_or_else(|| PyValueError::new_err("the ring is closed"))
+    }
+
+    /// Closes the session. What its operations use is kept until the fabric has ended it.
+    fn hang_up(&mut self) {
+        lingering::free_ended();
+        let Some(job) = self.job.take() else { return };
+        let held = std::mem::take(&mut self.held);
+        if !held.is_empty() && !job.has_ended() {
+            lingering::keep(job.into_ring(), held);
+        }
     }
 
     fn command(&mut self, kind: Operation, user_data: u64) -> PyResult<u64> {
@@ -425,6 +439,12 @@ impl JobRing {
             PostRefused::Retry => PyBlockingIOError::new_err(refused.to_string()),
             PostRefused::Invalid(_) => PyValueError::new_err(refused.to_string()),
         })
+    }
+}
+
+impl Drop for JobRing {
+    fn drop(&mut self) {
+        self.hang_up();
     }
 }
 
@@ -451,12 +471,13 @@ impl JobRing {
         let [memory, submission, completion, doorbell, call] = raw.map(own);
         let shared = region.as_ref().map(|region| region.get().memory());
         let bell = JobBell { doorbell, call };
+        lingering::free_ended();
         let job = Job::attach(memory, submission, completion, bell, shared)?;
         let region = match region {
             Some(region) => region,
             None => Py::new(py, Region::new(Arc::clone(job.region())))?,
         };
-        Ok(Self { job: Some(job), region })
+        Ok(Self { job: Some(job), region, held: Held::new() })
     }
 
     #[getter]
@@ -567,7 +588,14 @@ impl JobRing {
 
     #[pyo3(signature = (limit=64))]
     fn completions(&mut self, limit: usize) -> PyResult<Vec<Completion>> {
-        let completions = self.job()?.completions(limit)?;
+        let completions = self.job()?.completions(limit).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::BrokenPipe {
+                self.held.clear();
+            }
+        })?;
+        for completion in &completions {
+            self.held.remove(&completion.user_data);
+        }
         Ok(completions
             .iter()
             .map(|completion| Completion {
@@ -610,7 +638,13 @@ impl JobRing {
         Ok(self.job()?.doorbell().as_raw_fd())
     }
 
+    /// Keeps an object that an operation uses until the operation has ended; beyond `close`, until
+    /// the fabric has ended the session.
+    fn hold(&mut self, user_data: u64, held: Py<PyAny>) {
+        self.held.insert(user_data, held);
+    }
+
     fn close(&mut self) {
-        self.job = None;
+        self.hang_up();
     }
 }

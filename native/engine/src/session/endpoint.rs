@@ -416,7 +416,8 @@ impl Endpoint {
             let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);
             let is_open = |state: &mut State| !matches!(state, State::Closed { .. });
             drop(self.report.settled.wait_while(state, is_open));
-        } else if self.prepared.take().is_some() {
+        } else if let Some(Prepared { memory, .. }) = self.prepared.take() {
+            memory.ring.publish_closed(reason);
             self.report.set(State::Closed { reason: reason.to_owned() });
         }
         *self.for_job() = None;

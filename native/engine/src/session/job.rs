@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::bitmap::ChunkBitmap;
 use super::doorbell::JobBell;
-use super::layout::Layout;
+use super::layout::{Layout, STATE_CLOSED};
 use super::ring::{Completion, JobRing, PostRefused, Submission};
 use crate::shared_memory::{PeerAccess, SharedMemory};
 
@@ -95,6 +95,17 @@ impl Job {
         let handle = self.ring.post(submission)?;
         self.bell.ring();
         Ok(handle)
+    }
+
+    /// Whether the fabric has ended the session, or is gone: it no longer uses the region for it.
+    pub fn has_ended(&self) -> bool {
+        self.ring.state() == STATE_CLOSED || self.bell.take_rings()
+    }
+
+    /// Hangs up, so that the fabric ends the session. Returns the rings: their state says when it
+    /// has, and until then it may read and write the region for this session.
+    pub fn into_ring(self) -> JobRing {
+        self.ring
     }
 
     /// Takes up to `limit` completions without blocking, and clears the doorbell.

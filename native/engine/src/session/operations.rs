@@ -14,7 +14,7 @@ use super::region::Landing;
 use super::ring::{Completion, Opcode, Operation, Status, Submission};
 
 /// All operations between submission and completion, by handle.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Operations {
     open: BTreeMap<u64, Open>,
     sends: VecDeque<u64>,
@@ -22,7 +22,7 @@ pub(super) struct Operations {
     /// Waiting parts and ends, by their stream.
     parts: BTreeMap<u64, VecDeque<u64>>,
     /// Where receives land, those of other sessions of the region included.
-    pub(super) landing: Arc<Landing>,
+    landing: Arc<Landing>,
     /// When the messages that have a deadline will be cancelled.
     deadlines: BTreeSet<(Nanos, u64)>,
 }
@@ -48,6 +48,18 @@ pub(super) enum Direction {
 }
 
 impl Operations {
+    /// None yet; receives land in the region of this table.
+    pub(super) fn new(landing: Arc<Landing>) -> Self {
+        Self {
+            open: BTreeMap::new(),
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            parts: BTreeMap::new(),
+            landing,
+            deadlines: BTreeSet::new(),
+        }
+    }
+
     /// Reserves the range of a receive, before [`Self::add`]; false if another receive uses a byte
     /// of it. Other operations need none.
     pub(super) fn reserve(&self, submission: &Submission) -> bool {
@@ -189,7 +201,8 @@ impl Operations {
 
 impl Drop for Operations {
     fn drop(&mut self) {
-        // The region may have other sessions, which live on.
+        // None is open unless the worker has panicked. The region may have other sessions, which
+        // live on.
         for open in self.open.values() {
             self.release(&open.submission);
         }

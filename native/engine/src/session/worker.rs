@@ -94,7 +94,7 @@ pub(super) struct Worker {
 }
 
 /// State that the worker keeps between turns.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
     pub(super) operations: Operations,
@@ -118,9 +118,19 @@ pub(super) struct Progress {
 impl Progress {
     /// Nothing done yet; receives land in this region.
     pub(super) fn new(region: &Region) -> Self {
-        let mut progress = Self::default();
-        progress.operations.landing = Arc::clone(&region.landing);
-        progress
+        Self {
+            operations: Operations::new(Arc::clone(&region.landing)),
+            is_draining: false,
+            reason: None,
+            presence: Presence::default(),
+            published: 0,
+            is_stale: false,
+            must_ring: false,
+            has_sent: false,
+            has_more: false,
+            received_bytes: 0,
+            is_over: false,
+        }
     }
 
     /// How long to keep sleeping even if more may have arrived, if at all.
@@ -382,7 +392,9 @@ mod tests {
 
     #[test]
     fn a_receiver_sleeps_on_only_when_it_has_taken_all() {
-        let after = |has_more| Progress { has_more, ..Progress::default() }.sleeps_on(Some(50_000));
+        let region = Region::new(4096).unwrap();
+        let after =
+            |has_more| Progress { has_more, ..Progress::new(&region) }.sleeps_on(Some(50_000));
         assert_eq!(after(false), Some(50_000));
         assert_eq!(after(true), None, "there is work left");
     }
