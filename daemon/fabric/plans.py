@@ -29,6 +29,9 @@ INTERVAL_SECONDS = 1.0
 """Interval at which counters are read."""
 LEAST_READS: Final = 300
 """Reads over which the least round trip is taken: after as many, a longer one is the path's own."""
+PATH_READS: Final = 30
+"""Reads over which the least number of paths is taken, so that a path which comes and goes makes no
+plan each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,22 @@ class _Counters:
         )
 
 
+class _PathCount:
+    """The number of paths with losses of their own that plans are made for.
+
+    A path counts once it has been validated for PATH_READS reads, and no longer than it is.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counts: deque[int] = deque(maxlen=PATH_READS)
+
+    def read(self, statistics: dict[str, int]) -> int:
+        """Return the number, at least one, with the present counters."""
+        self._counts.append(max(1, min(self._most, statistics["paths_validated"])))
+        return min(self._counts)
+
+
 async def keep_planned(
     session: Planned,
     *,
@@ -109,13 +128,14 @@ async def keep_planned(
             raise _GivenUpError
 
     statistics = session.statistics()
+    paths = _PathCount(path_count)
     path = Path(
         rate_bits_per_second=rate_bits_per_second,
         round_trip_seconds=max(statistics["srtt_nanos"], 1) / 1e9,
         loss=Loss(rate=min(assumed.rate, PLANNED_LOSS_MAX), burst_packets=assumed.burst_packets),
         unit_bytes=unit_bytes,
         overhead_bytes=PACKET_OVERHEAD_BYTES,
-        count=_count_of(statistics, path_count),
+        count=paths.read(statistics),
     )
     if assumed.burst_seconds:
         packets = burst_packets(assumed.burst_seconds, path.unit_seconds)
@@ -133,7 +153,7 @@ async def keep_planned(
                     interval_seconds=interval_seconds,
                     estimator=LossEstimator(path.unit_seconds),
                     waits_for_data=waits_for_data,
-                    path_count=path_count,
+                    paths=paths,
                     measured=measured,
                 )
             )
@@ -156,7 +176,7 @@ async def _keep(
     interval_seconds: float,
     estimator: LossEstimator,
     waits_for_data: bool,
-    path_count: int,
+    paths: _PathCount,
     measured: Callable[[PathLoss, float], None],
 ) -> None:
     planner: Planner | None = None
@@ -168,6 +188,7 @@ async def _keep(
         await asyncio.sleep(interval_seconds)
         statistics = session.statistics()
         estimator.observe(counters.read(statistics))
+        count = paths.read(statistics)
         estimate = estimator.estimate
         loss = estimate.loss
         known = PathLoss(
@@ -179,18 +200,11 @@ async def _keep(
         has_sent, sent = statistics["data_packets_sent"] > sent, statistics["data_packets_sent"]
         if planner is None:
             continue
-        update = functools.partial(
-            planner.update, counters.round_trip_seconds, _count_of(statistics, path_count)
-        )
+        update = functools.partial(planner.update, counters.round_trip_seconds, count)
         if has_sent and await asyncio.to_thread(update) is not None:
             _install(session, planner)
         else:
             session.outlook = Outlook(plan=planner.plan, estimate=estimate)
-
-
-def _count_of(statistics: dict[str, int], path_count: int) -> int:
-    """Return the number of paths with losses of their own that are validated; at least one."""
-    return max(1, min(path_count, statistics["paths_validated"]))
 
 
 def _install(session: Planned, planner: Planner) -> None:

@@ -202,7 +202,10 @@ class Session:
         return self._last_paths
 
     def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
-        """Put rows of (length_max, k, m, depth) into force; ignored if the session is closed."""
+        """Put rows of (length_max, k, m, depth, nanoseconds before parity) into force.
+
+        Ignored if the session is closed.
+        """
         if self._endpoint is not None:
             self._endpoint.install_plan(rows)
 

@@ -30,6 +30,8 @@ LONG_PARITY_UNITS: Final = (*PARITY_UNITS, 64, 127)
 """The same against bursts that last for a time."""
 GAPS: Final = (0.5, 1.0, 2.0, 4.0)
 """Pauses between data and parity, in mean bursts, when optimizing a quantile."""
+GAP_SECONDS_MAX: Final = 1.0
+"""Longest pause that the engine accepts."""
 BURST_SHARE: Final = 16
 """When optimizing a quantile, a message may have as much parity as one of so many mean bursts, if
 these last for a time."""
@@ -181,10 +183,14 @@ def candidates(
 
 
 def _gaps(path: Path, message_bytes: int) -> list[float]:
-    """Return the pauses before parity, in seconds, that end before the first repairs arrive."""
+    """Return the pauses before parity, in seconds, that end before the first repairs arrive.
+
+    None is longer than GAP_SECONDS_MAX.
+    """
     burst = path.loss.burst_packets * path.unit_seconds
     left = path.round_trip_seconds - path.units(message_bytes) * path.unit_seconds
-    return [share * burst for share in GAPS if share * burst < left]
+    gaps = [share * burst for share in GAPS]
+    return [gap for gap in gaps if gap < left and gap <= GAP_SECONDS_MAX]
 
 
 def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:

@@ -145,7 +145,7 @@ def estimate(evidence: Evidence, unit_seconds: float | None = None) -> LossEstim
     burst_seconds = 0.0
     if unit_seconds and is_timed:
         runs, burst_seconds = evidence.timed_runs, evidence.timed_seconds / evidence.timed_runs
-        burst = min(burst_packets(burst_seconds, unit_seconds), BURST_MAX)
+        burst = burst_packets(burst_seconds, unit_seconds)
     error = QUANTILE * math.sqrt(burst * (burst - 1) / runs) if runs else 0.0
     rate_high = min(1.0, max(high * scale, rate)) if evidence.sent else 1.0
     return LossEstimate(
@@ -162,10 +162,10 @@ def estimate(evidence: Evidence, unit_seconds: float | None = None) -> LossEstim
 def burst_packets(burst_seconds: float, unit_seconds: float) -> float:
     """Return the mean run of packets sent back to back that bursts of this mean length hit.
 
-    A run of n packets was measured as the time from its first to its last, and half of the next
-    packet's: n - 1/2 of them.
+    At most BURST_MAX. A run of n packets was measured as the time from its first to its last, and
+    half of the next packet's: n - 1/2 of them.
     """
-    return max(1.0, burst_seconds / unit_seconds + 0.5)
+    return min(max(1.0, burst_seconds / unit_seconds + 0.5), BURST_MAX)
 
 
 def poisson_interval(count: float) -> tuple[float, float]:

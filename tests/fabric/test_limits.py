@@ -135,7 +135,9 @@ def test_table_says_it_to_people_and_record_to_programs() -> None:
     assert shown["round trip"] == "25.000 ms, time-out 26.000 ms"
     assert "decrypt failures 3" in shown["dropped here"]
     assert shown["loss estimate"] == "0.001 (0.0009 to 0.002), bursts of 1.5 (1 to 2)"
-    assert shown["plan"] == "to 1 MiB selective repeat; longer MDS (32, 4) depth 8"
+    assert shown["plan"] == (
+        "to 1 MiB selective repeat; longer MDS (32, 4) depth 8, parity 5.0 ms later"
+    )
     found = record(SESSION, FIGURES)
     assert found["limits"] == {"pacing": 0.75, "credit": 0.15, "shared_rate": 0.1}
     assert found["seconds"] == 2

@@ -10,7 +10,14 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.daemon.fabric import plans
 from sealane.daemon.fabric.known_paths import PathLoss
-from sealane.daemon.fabric.plans import LEAST_READS, Outlook, _Counters, keep_planned
+from sealane.daemon.fabric.plans import (
+    LEAST_READS,
+    PATH_READS,
+    Outlook,
+    _Counters,
+    _PathCount,
+    keep_planned,
+)
 from sealane.planning.model import Loss, Path
 
 RATE = 1_000_000_000
@@ -216,6 +223,39 @@ async def test_paths_count_once_they_are_validated() -> None:
         return session.outlook.plan.path.count
 
     assert [await count(validated) for validated in (0, 1, 2, 3)] == [1, 1, 2, 2]
+
+
+def test_a_path_counts_once_it_has_been_valid_for_long_and_no_longer_than_it_is() -> None:
+    paths = _PathCount(2)
+
+    def read(validated: int) -> int:
+        return paths.read({"paths_validated": validated})
+
+    assert [read(1), *(read(2) for _ in range(PATH_READS))][-2:] == [1, 2]
+    assert read(1) == 1
+    flapping = [read(count % 2 + 1) for count in range(3 * PATH_READS)]
+    assert set(flapping) == {1}
+
+
+async def test_a_path_that_comes_and_goes_makes_one_plan() -> None:
+    session = FakeSession(40, clear_packets=1000)
+    counted = session.statistics
+
+    def flaps() -> dict[str, int]:
+        found = counted()
+        return found | {"paths_validated": 1 + found["data_packets_sent"] // 1000 % 2}
+
+    session.statistics = flaps  # type: ignore[method-assign]
+    await keep_planned(
+        session,
+        rate_bits_per_second=RATE,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-5),
+        path_count=2,
+        interval_seconds=INTERVAL,
+    )
+    # One for the two paths of the first reading at most, and one for the path that stays.
+    assert len(session.installed) <= 2
 
 
 async def test_what_is_measured_is_told() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sealane import _native
 from sealane.errors import UsageError
 from sealane.planning.first_plan import UNKNOWN_LOSS, first_rows
 from sealane.planning.model import (
@@ -27,9 +28,11 @@ from sealane.planning.planner import (
     rank,
     why,
 )
-from sealane.planning.planner.choice import code_of
+from sealane.planning.planner.choice import GAP_SECONDS_MAX, candidates, code_of
 from sealane.planning.planner.estimate import (
+    BURST_MAX,
     Evidence,
+    burst_packets,
     estimate,
     poisson_interval,
 )
@@ -478,6 +481,27 @@ def test_no_pause_is_planned_without_bursts_in_time_nor_after_a_round_trip() -> 
     for path in still:
         for candidate in rank(path, 64 << 10, Objective.P999):
             assert code_of(candidate.scheme)[0] == 0 or candidate.scheme.gap_seconds == 0  # type: ignore[union-attr]
+
+
+def test_no_pause_is_longer_than_the_engine_accepts() -> None:
+    path = replace(burst_path(128, 1.5), rate_bits_per_second=5e6)
+    burst = path.loss.burst_packets * path.unit_seconds
+    assert GAP_SECONDS_MAX < 4 * burst < path.round_trip_seconds - 0.2
+    found = candidates(path, 64 << 10, Objective.P999, 0.25)
+    gaps = {scheme.gap_seconds for scheme in found if isinstance(scheme, ErasureCoded)}
+    assert max(gaps) == 2 * burst
+
+    def simulated(nanos: int) -> None:
+        _native.simulate(count=1, message_bytes=1, erasure_code=(4, 2), parity_gap_nanos=nanos)
+
+    simulated(round(GAP_SECONDS_MAX * 1e9))
+    with pytest.raises(ValueError, match="pause before parity"):
+        simulated(round(GAP_SECONDS_MAX * 1e9) + 1)
+
+
+def test_a_burst_known_in_time_has_no_more_packets_than_the_model_counts() -> None:
+    assert burst_packets(1.0, 1e-6) == BURST_MAX
+    assert burst_packets(1e-4, 1e-6) == pytest.approx(100.5)
 
 
 def test_two_paths_are_priced_by_losses_of_their_own() -> None:

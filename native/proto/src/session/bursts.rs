@@ -16,6 +16,9 @@ const MARKS_MAX: usize = 1024;
 const GRAIN_SHARE: u64 = 64;
 /// Distance of marks before a round trip is known.
 const GRAIN_INITIAL: Nanos = 1_000_000;
+/// Packets further apart than this say nothing of a burst: two lost ones in a row may be independent
+/// losses, and their distance is the sender's. 1500 bytes take less at 10 Mbit/s.
+const SPARSE: Nanos = 1_250_000;
 
 /// A packet number, and when it left.
 type Mark = (u64, Nanos);
@@ -61,17 +64,19 @@ impl Bursts {
     }
 
     /// Processes the peer's report that packets `start..end` are lost. Reports are repeated; a run
-    /// counts once. One of several time-outs is an outage, as in [`super::gaps`].
+    /// counts once. One of several time-outs is an outage, as in [`super::gaps`]. One whose first
+    /// packet is [`SPARSE`] before the next one is left out.
     pub fn lost(&mut self, start: u64, end: u64, timeout: Nanos) {
         if start < self.measured_end || start >= end {
             return;
         }
         // The peer noticed the run by a packet after it, so `end` has left if the report is true.
-        let times = [start, end - 1, end].map(|number| self.left_at(number));
-        let [Some(first), Some(last), Some(next)] = times else { return };
+        let times = [start, start + 1, end - 1, end].map(|number| self.left_at(number));
+        let [Some(first), Some(second), Some(last), Some(next)] = times else { return };
         self.measured_end = end;
         let span = last.saturating_sub(first);
-        if span > timeout.saturating_mul(OUTAGE_TIMEOUTS) {
+        let is_sparse = second.saturating_sub(first) > SPARSE;
+        if is_sparse || span > timeout.saturating_mul(OUTAGE_TIMEOUTS) {
             return;
         }
         self.runs += 1;
@@ -166,6 +171,27 @@ mod tests {
         bursts.packet_sent(41, SRTT, 25 * MILLISECOND);
         bursts.lost(30, 41, 4 * MILLISECOND);
         assert_eq!(measured(&bursts), (0, 0));
+    }
+
+    #[test]
+    fn independent_losses_at_a_slow_pace_are_no_bursts() {
+        let mut bursts = Bursts::default();
+        for number in 0..40 {
+            bursts.packet_sent(number, SRTT, number * 10 * MILLISECOND);
+        }
+        for (start, end) in [(3, 4), (10, 12), (20, 23)] {
+            bursts.lost(start, end, TIMEOUT);
+            assert_eq!(measured(&bursts), (0, 0), "{start}..{end}");
+        }
+    }
+
+    #[test]
+    fn a_burst_that_goes_on_in_the_next_message_counts() {
+        let mut bursts = sent();
+        bursts.packet_sent(41, SRTT, 25 * MILLISECOND);
+        bursts.lost(38, 41, TIMEOUT);
+        let span = 20 * MILLISECOND + MILLISECOND / 5;
+        assert_eq!(measured(&bursts), (1, span + MILLISECOND / 2));
     }
 
     #[test]
