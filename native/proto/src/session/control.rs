@@ -266,7 +266,8 @@ impl Control {
             if out.len() + PATH_COUNTS_BYTES > start + room / 2 {
                 break;
             }
-            let age_nanos = u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
+            let age = (!paths[reported].is_newest_late).then(|| now.saturating_sub(at));
+            let age_nanos = age.and_then(|age| u32::try_from(age).ok()).unwrap_or(u32::MAX);
             let counts = paths[reported].arrived;
             Frame::PathCounts { path: reported, newest, age_nanos, counts }.encode(out);
         }

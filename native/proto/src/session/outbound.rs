@@ -302,9 +302,14 @@ impl Session {
     ) -> bool {
         let paths = &self.paths;
         let patience = |path, packet| paths.patience(path, packet, self.config.detection);
+        let was_idle = self.sender.is_idle();
         let Some(pick) = self.sender.pick(now, patience) else {
             return false;
         };
+        if was_idle && !self.sender.is_idle() {
+            // A message's pause before its parity is over.
+            self.pacer.restart(now);
+        }
         let Some(path) = self.paths.choose(open) else { return false };
         let is_sent = self.write_unit(pick, path, memory, now, out);
         if is_sent {

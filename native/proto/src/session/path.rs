@@ -125,8 +125,10 @@ pub struct Path {
     pub probes: Probes,
     /// Largest unit whose packets have passed in both directions; 0 before any has.
     pub carried_unit_bytes: u16,
-    /// Largest packet number received, and when.
+    /// Largest packet number received, and when …
     pub newest: Option<(u64, Nanos)>,
+    /// … unless it may have come earlier and waited unread.
+    pub is_newest_late: bool,
     /// The peer's packets that did not arrive …
     pub gaps: Gaps,
     /// … and those that did.
@@ -179,6 +181,7 @@ impl Path {
             probes: Probes::default(),
             carried_unit_bytes: 0,
             newest: None,
+            is_newest_late: false,
             gaps: Gaps::new(reordering),
             arrived: PathCounts::default(),
             usual_mark: Ecn::NotEct,
@@ -332,11 +335,13 @@ impl Path {
         }
     }
 
-    /// Records the arrival of an authentic packet; returns whether it is the newest.
-    pub fn packet_received(&mut self, number: u64, now: Nanos) -> bool {
+    /// Records the arrival of an authentic packet, which may have waited unread; returns whether it
+    /// is the newest.
+    pub fn packet_received(&mut self, number: u64, is_late: bool, now: Nanos) -> bool {
         let is_newest = self.newest.is_none_or(|(newest, _)| number > newest);
         if is_newest {
             self.newest = Some((number, now));
+            self.is_newest_late = is_late;
         }
         self.gaps.packet_received(number, self.timing(), now);
         is_newest
