@@ -19,7 +19,7 @@ use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 /// When the newest packet of a path arrived, unless nothing is to be challenged on it.
 fn last_heard(path: &Path) -> Option<Nanos> {
     let is_asking = path.challenges.due().is_some();
-    path.newest.filter(|_| path.is_validated() && !is_asking).map(|(_, at)| at)
+    path.newest.filter(|_| path.is_validated() && !is_asking).map(|newest| newest.at)
 }
 
 /// Silence, at least, after which an end that has part of a message probes.
