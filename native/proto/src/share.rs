@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
+use crate::session::BURST_PACKETS;
 
 /// Line time of one grant: long compared with taking a lock, short compared with a round trip …
 const QUANTUM_NANOS: Nanos = 250_000;
@@ -19,8 +20,8 @@ const QUANTUM_BYTES_MIN: u64 = 3_000;
 const QUANTUM_BYTES_MAX: u64 = 65_536;
 /// Amount that may leave at once after the line was idle: this line time …
 const BURST_NANOS: Nanos = 1_000_000;
-/// … and at least the burst of one session (64 packets of 1500 bytes).
-const BURST_BYTES_MIN: u64 = 96_000;
+/// … and at least the burst of one session with packets of 1500 bytes.
+const BURST_BYTES_MIN: u64 = BURST_PACKETS * 1500;
 /// Furthest that a user, job or flow may be behind or ahead of the others when it starts to wait, in
 /// quanta.
 const LAG_QUANTA: u64 = 16;

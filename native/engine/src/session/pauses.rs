@@ -67,7 +67,7 @@ impl Pauses {
             self.units_at = 0;
             due
         } else if is_paced(session, flow) {
-            self.paced_wake_at(due, without_units(session), session.lull(), now)
+            self.paced_wake_at(due, without_units(session), session.lull(now), now)
         } else {
             self.units_at = 0;
             due.map(|at| self.after_control(at, now))
@@ -103,6 +103,14 @@ impl Pauses {
         self.deaf > 0
     }
 
+    /// Reports to the session, once a pause is over, whether what it receives next may have waited
+    /// unread. `has_left_some`: it may be the rest of what the last turn took.
+    pub(super) fn woken(session: &mut Session, is_deaf: bool, has_left_some: bool) {
+        if !has_left_some {
+            session.reads_late(is_deaf);
+        }
+    }
+
     fn after_control(&self, at: Nanos, now: Nanos) -> Nanos {
         at.max(now.saturating_add(self.control))
     }
@@ -134,10 +142,10 @@ fn without_units(session: &mut Session) -> Option<Nanos> {
 
 #[cfg(test)]
 mod tests {
-    use sealane_proto::session::{ReceiveRequest, Reliability, SendRequest};
+    use sealane_proto::session::{Plan, PlanRow, ReceiveRequest, Reliability, SendRequest};
 
     use super::*;
-    use crate::session::full_socket_tests::{End, MESSAGE_BYTES, exchange, post, sending};
+    use crate::session::full_socket_tests::{End, MESSAGE_BYTES, ends, exchange, post, sending};
 
     const MILLISECOND: Nanos = 1_000_000;
     const MICROSECOND: Nanos = 1000;
@@ -193,7 +201,7 @@ mod tests {
     fn trains_are_longer_amid_a_long_message_and_not_before_a_short_one() {
         let (mut ends, now) = paced();
         let session = &mut ends[0].session;
-        assert!(session.lull() > 0);
+        assert!(session.lull(now) > 0);
         let request = SendRequest {
             offset: 0,
             length: 10,
@@ -206,9 +214,9 @@ mod tests {
         ends[1].session.post_receive(receive, now + MILLISECOND).unwrap();
         exchange(&mut ends, 14..16);
         let session = &mut ends[0].session;
-        assert!(session.lull() > 0);
+        assert!(session.lull(15 * MILLISECOND) > 0);
         session.post_send(request, 15 * MILLISECOND).unwrap();
-        assert!(session.lull() < MILLISECOND / 20, "one unit is to go");
+        assert!(session.lull(15 * MILLISECOND) < MILLISECOND / 20, "one unit is to go");
     }
 
     #[test]
@@ -216,7 +224,7 @@ mod tests {
         let (mut ends, now) = paced();
         let session = &mut ends[0].session;
         assert!(session.may_read_late(2 * MILLISECOND), "reports of a long message may wait");
-        assert!(!session.may_read_late(20 * MILLISECOND), "it ends soon after");
+        assert!(session.may_read_late(5 * MILLISECOND) && !session.may_read_late(5_000_001));
         let mut pauses = Pauses::new(session);
         let mut deaf = |session: &Session| {
             pauses.units_at = now + 2 * MILLISECOND;
@@ -226,7 +234,115 @@ mod tests {
         let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
         session.post_receive(receive, now).unwrap();
         assert_eq!(deaf(session), 0, "a message may come");
-        assert!(session.may_read_late(500 * MICROSECOND) && !session.may_read_late(500_001));
+        assert!(!session.may_read_late(1), "however short the pause is");
+    }
+
+    #[test]
+    fn a_long_pause_is_not_deaf_when_the_message_ends_soon_after() {
+        let (mut ends, _) = paced();
+        exchange(&mut ends, 14..26);
+        let session = &ends[0].session;
+        assert!(session.may_read_late(MILLISECOND) && !session.may_read_late(4 * MILLISECOND));
+    }
+
+    /// Posts a message of four units with a priority amid the long one, with a plan, and lets it
+    /// leave.
+    fn overtaken(ends: &mut [End; 2], plan: PlanRow) {
+        ends[0].session.install_plan(Plan::new(&[plan], 1408).unwrap());
+        let receive = ReceiveRequest { offset: 0, length_max: 4 * 1408, user_data: 1 };
+        ends[1].session.post_receive(receive, 13 * MILLISECOND).unwrap();
+        exchange(ends, 14..16);
+        let request = SendRequest {
+            offset: 0,
+            length: 4 * 1408,
+            reliability: Reliability::Auto,
+            immediate: None,
+            priority: 3,
+            user_data: 1,
+        };
+        ends[0].session.post_send(request, 16 * MILLISECOND).unwrap();
+        ends[0].transmit(16 * MILLISECOND);
+        assert_eq!(ends[0].session.limit(), SendLimit::Pacing);
+    }
+
+    #[test]
+    fn the_end_of_a_later_message_that_went_first_is_not_read_late() {
+        let (mut ends, _) = paced();
+        let reliability = Reliability::SelectiveRepeat;
+        overtaken(&mut ends, PlanRow { length_max: u64::MAX, reliability, parity_gap: 0 });
+        assert!(!ends[0].session.may_read_late(501 * MICROSECOND), "it awaits its end");
+        exchange(&mut ends, 17..19);
+        assert!(ends[0].session.may_read_late(501 * MICROSECOND), "it has ended");
+    }
+
+    #[test]
+    fn no_pause_is_longer_than_the_one_before_parity() {
+        let (mut ends, _) = paced();
+        let reliability = Reliability::ErasureCoded { k: 4, m: 1, depth: 1 };
+        let parity_gap = 2 * MILLISECOND;
+        overtaken(&mut ends, PlanRow { length_max: u64::MAX, reliability, parity_gap });
+        let session = &ends[0].session;
+        assert!(session.lull(16 * MILLISECOND) > 70);
+        assert_eq!(session.lull(18 * MILLISECOND - 70), 70);
+    }
+
+    #[test]
+    fn parity_after_its_pause_leaves_no_faster_than_a_message() {
+        let mut ends = ends();
+        let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
+        let row = PlanRow { length_max: u64::MAX, reliability, parity_gap: 5 * MILLISECOND };
+        ends[0].session.install_plan(Plan::new(&[row], 1408).unwrap());
+        post(&mut ends, Reliability::Auto, 0);
+        exchange(&mut ends, 0..28);
+        let units = (MESSAGE_BYTES as u64).div_ceil(1408);
+        let mut at = 28;
+        while ends[0].session.statistics().data_packets_sent < units {
+            ends[0].transmit(at * MILLISECOND);
+            at += 1;
+        }
+        assert_eq!(ends[0].session.statistics().parity_packets_sent, 0);
+        ends[0].transmit((at + 4) * MILLISECOND);
+        let parity = ends[0].session.statistics().parity_packets_sent;
+        assert!((1..=9).contains(&parity), "{parity}");
+    }
+
+    #[test]
+    fn the_rest_of_what_waited_unread_does_not_measure_the_round_trip_either() {
+        let measured = |has_left_some| {
+            let (mut ends, _) = paced();
+            let before = ends[0].session.statistics().srtt_nanos;
+            let [sender, receiver] = &mut ends;
+            receiver.receive(14 * MILLISECOND);
+            receiver.transmit(14 * MILLISECOND);
+            Pauses::woken(&mut sender.session, true, false);
+            Pauses::woken(&mut sender.session, false, has_left_some);
+            sender.receive(18 * MILLISECOND);
+            sender.session.statistics().srtt_nanos - before
+        };
+        assert_eq!(measured(true), 0);
+        assert!(measured(false) > 0);
+    }
+
+    #[test]
+    fn what_waited_unread_does_not_measure_the_peers_round_trip() {
+        let measured = |is_late| {
+            let (mut ends, _) = paced();
+            let [sender, receiver] = &mut ends;
+            receiver.receive(14 * MILLISECOND);
+            receiver.transmit(14 * MILLISECOND);
+            let before = receiver.session.statistics().srtt_nanos;
+            sender.session.reads_late(is_late);
+            sender.receive(18 * MILLISECOND);
+            let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
+            sender.session.post_receive(receive, 18 * MILLISECOND).unwrap();
+            sender.transmit(19 * MILLISECOND);
+            receiver.receive(19 * MILLISECOND);
+            (before, receiver.session.statistics().srtt_nanos)
+        };
+        let (before, after) = measured(true);
+        assert_eq!(before, after);
+        let (before, after) = measured(false);
+        assert!(before < after, "{before} {after}");
     }
 
     #[test]
@@ -241,7 +357,10 @@ mod tests {
         let soon = 501 * MICROSECOND;
         let session = &ends[0].session;
         assert_eq!(session.limit(), SendLimit::Pacing);
-        assert!(session.lull() > 0 && !session.may_read_late(soon), "the first awaits its end");
+        assert!(
+            session.lull(at * MILLISECOND) > 0 && !session.may_read_late(soon),
+            "the first awaits its end"
+        );
     }
 
     #[test]

@@ -317,7 +317,7 @@ impl Worker {
             && self.pauses.is_deaf(&self.session, now());
         let gathers = moderation.is_some() || is_deaf;
         let timeout = if self.lanes.fall_asleep(!gathers) { timeout } else { Some(timespec(0)) };
-        self.progress.has_more = false;
+        let has_left_some = std::mem::take(&mut self.progress.has_more);
         let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![watch(self.stop.as_fd())];
         fds.extend(self.flow.as_ref().map(|flow| watch(flow.wake())));
@@ -326,7 +326,7 @@ impl Worker {
         fds.extend(self.lanes.poll_fds(!gathers));
         let due = timeout.map(|timeout| now().saturating_add(nanos(timeout)));
         let polled = poll(&mut fds, timeout.as_ref());
-        self.session.reads_late(is_deaf);
+        Pauses::woken(&mut self.session, is_deaf, has_left_some);
         self.progress.presence.slept(due, now());
         if polled.is_err() {
             return; // EINTR: the loop looks at everything again

@@ -16,7 +16,7 @@ use super::frame::{
 };
 use super::gaps::LossCounts;
 use super::packet;
-use super::path::Path;
+use super::path::{Newest, Path};
 use super::paths::{PathId, Paths};
 use super::probes::Probe;
 use super::receiver::{Progress, Receiver};
@@ -262,11 +262,14 @@ impl Control {
             Frame::Ping.encode(out);
         }
         for reported in paths.in_turn() {
-            let Some((newest, at)) = paths[reported].newest else { continue };
+            let Some(Newest { number: newest, at, is_late }) = paths[reported].newest else {
+                continue;
+            };
             if out.len() + PATH_COUNTS_BYTES > start + room / 2 {
                 break;
             }
-            let age_nanos = u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
+            let age = (!is_late).then(|| now.saturating_sub(at));
+            let age_nanos = age.and_then(|age| u32::try_from(age).ok()).unwrap_or(u32::MAX);
             let counts = paths[reported].arrived;
             Frame::PathCounts { path: reported, newest, age_nanos, counts }.encode(out);
         }

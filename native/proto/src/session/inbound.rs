@@ -65,7 +65,7 @@ impl Session {
         }
         heard.is_as_stated |= arrival.source == Source::Path;
         heard.mark_received(self.source, arrival.ecn);
-        let is_newest = heard.packet_received(header.packet_number, now);
+        let is_newest = heard.packet_received(header.packet_number, self.is_reading_late, now);
         let follow = match self.source {
             Source::Elsewhere if heard.is_challenged() => {
                 heard.unproven = Unproven::default();

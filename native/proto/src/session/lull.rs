@@ -18,31 +18,40 @@ const ROUND_TRIP_PART: Nanos = 8;
 /// A pause takes at most this part of the time until the message may be complete, so its last
 /// packets leave as promptly as without longer trains.
 const TO_GO_PART: Nanos = 2;
-/// The peer's reports may wait for so long even if something else may come.
+/// A pause takes no longer: whoever cancels, closes or drains at the other end waits for so long,
+/// and slow sessions save little by fewer wake-ups.
+const LULL_NANOS_MAX: Nanos = 5_000_000;
+/// The peer's reports may wait for so long even if another message awaits its end.
 const READ_NANOS: Nanos = 500_000;
 
 impl Session {
     /// How long units that only the rate holds back may wait for each other. 0: no longer than they
-    /// would anyway, as their message soon ends or a congestion controller judges the trains.
+    /// would anyway, as their message or another's pause before its parity soon ends or a congestion
+    /// controller judges the trains.
     #[must_use]
-    pub fn lull(&self) -> Nanos {
+    pub fn lull(&self, now: Nanos) -> Nanos {
         if self.limit() != SendLimit::Pacing || self.steering().congestion.is_some() {
             return 0;
         }
         let rate = self.config.rate_bytes_per_second;
         let round_trip = self.paths.iter().filter_map(|(_, path)| path.rtt.least()).max();
-        round_trip.map_or(0, |round_trip| lull(self.nanos_to_go(), round_trip, rate))
+        let lull = round_trip.map_or(0, |round_trip| lull(self.nanos_to_go(), round_trip, rate));
+        self.sender.parity_at().map_or(lull, |at| lull.min(at.saturating_sub(now)))
     }
 
     /// Whether the peer's packets may wait unread for `pause`, in which no unit leaves: they are
-    /// reports about a message with much left to send, and nobody waits for another's end.
+    /// reports about a message with much left to send, no message can come, and unless the pause is
+    /// short nobody waits for another's end.
     #[must_use]
     pub fn may_read_late(&self, pause: Nanos) -> bool {
         if self.limit() != SendLimit::Pacing || self.steering().congestion.is_some() {
             return false;
         }
-        let is_alone = !self.sender.awaits_earlier()
-            && self.receiver.posted_end() == self.receiver.completed_end();
+        let may_come = self.receiver.posted_end() != self.receiver.completed_end();
+        if may_come || pause > LULL_NANOS_MAX {
+            return false;
+        }
+        let is_alone = !self.sender.awaits_another();
         pause <= READ_NANOS || is_alone && self.nanos_to_go() >= TO_GO_PART * pause
     }
 
@@ -62,7 +71,7 @@ impl Session {
 fn lull(nanos_to_go: Nanos, round_trip: Nanos, rate_bytes_per_second: u64) -> Nanos {
     let near = TRAIN_BYTES_MAX >> (round_trip / NEAR_ROUND_TRIP).min(63);
     let longest = time_of(near, rate_bytes_per_second).max(round_trip / ROUND_TRIP_PART);
-    let longest = longest.min(time_of(TRAIN_BYTES_MAX, rate_bytes_per_second));
+    let longest = longest.min(time_of(TRAIN_BYTES_MAX, rate_bytes_per_second)).min(LULL_NANOS_MAX);
     (nanos_to_go / TO_GO_PART).min(longest)
 }
 
@@ -88,5 +97,11 @@ mod tests {
         assert_eq!(lull(long, 100 * MILLISECOND, SLOW), whole, "one send call");
         assert_eq!(lull(3 * MILLISECOND, 100_000, SLOW), 3 * MILLISECOND / 2);
         assert_eq!(lull(0, 100_000, SLOW), 0);
+    }
+
+    #[test]
+    fn no_pause_of_a_slow_session_is_longer_than_others_can_wait() {
+        assert_eq!(lull(1_000_000 * MILLISECOND, 100_000, SLOW / 100), 5 * MILLISECOND);
+        assert_eq!(lull(Nanos::MAX, 100 * MILLISECOND, 1), 5 * MILLISECOND);
     }
 }

@@ -19,7 +19,7 @@ use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 /// When the newest packet of a path arrived, unless nothing is to be challenged on it.
 fn last_heard(path: &Path) -> Option<Nanos> {
     let is_asking = path.challenges.due().is_some();
-    path.newest.filter(|_| path.is_validated() && !is_asking).map(|(_, at)| at)
+    path.newest.filter(|_| path.is_validated() && !is_asking).map(|newest| newest.at)
 }
 
 /// Silence, at least, after which an end that has part of a message probes.
@@ -303,9 +303,14 @@ impl Session {
     ) -> bool {
         let paths = &self.paths;
         let patience = |path, packet| paths.patience(path, packet, self.config.detection);
+        let was_idle = self.sender.is_idle();
         let Some(pick) = self.sender.pick(now, patience) else {
             return false;
         };
+        if was_idle && !self.sender.is_idle() {
+            // A message's pause before its parity is over.
+            self.pacer.restart(now);
+        }
         let Some(path) = self.paths.choose(open) else { return false };
         let is_sent = self.write_unit(pick, path, memory, now, out);
         if is_sent {

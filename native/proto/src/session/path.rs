@@ -108,6 +108,17 @@ impl Pace {
     }
 }
 
+/// The newest packet received on a path.
+#[derive(Debug, Clone, Copy)]
+pub struct Newest {
+    /// Its number.
+    pub number: u64,
+    /// When it was read …
+    pub at: Nanos,
+    /// … for which it may have waited.
+    pub is_late: bool,
+}
+
 /// One path of one end.
 #[derive(Debug)]
 pub struct Path {
@@ -129,8 +140,8 @@ pub struct Path {
     pub probes: Probes,
     /// Largest unit whose packets have passed in both directions; 0 before any has.
     pub carried_unit_bytes: u16,
-    /// Largest packet number received, and when.
-    pub newest: Option<(u64, Nanos)>,
+    /// The packet with the largest number received.
+    pub newest: Option<Newest>,
     /// The peer's packets that did not arrive …
     pub gaps: Gaps,
     /// … and those that did.
@@ -336,11 +347,12 @@ impl Path {
         }
     }
 
-    /// Records the arrival of an authentic packet; returns whether it is the newest.
-    pub fn packet_received(&mut self, number: u64, now: Nanos) -> bool {
-        let is_newest = self.newest.is_none_or(|(newest, _)| number > newest);
+    /// Records the arrival of an authentic packet, which may have waited unread; returns whether it
+    /// is the newest.
+    pub fn packet_received(&mut self, number: u64, is_late: bool, now: Nanos) -> bool {
+        let is_newest = self.newest.is_none_or(|newest| number > newest.number);
         if is_newest {
-            self.newest = Some((number, now));
+            self.newest = Some(Newest { number, at: now, is_late });
         }
         self.gaps.packet_received(number, self.timing(), now);
         is_newest

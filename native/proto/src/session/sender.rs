@@ -301,6 +301,12 @@ impl Sender {
         !self.ready.is_empty() && !self.flight.is_full()
     }
 
+    /// Whether no message has a unit to send that was never sent.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.ready.is_empty()
+    }
+
     /// The priority of the new unit that would leave first.
     #[must_use]
     pub fn new_priority(&self) -> Option<u8> {
@@ -335,10 +341,15 @@ impl Sender {
         first.map_or(0, Outgoing::remaining)
     }
 
-    /// Whether an earlier message than the one that would leave first has not ended.
+    /// Whether another message than the one that would leave first has begun and not ended; true if
+    /// there is none that would leave.
     #[must_use]
-    pub fn awaits_earlier(&self) -> bool {
-        self.ready.first().is_none_or(|(_, number)| self.window.base() < *number)
+    pub fn awaits_another(&self) -> bool {
+        let Some((_, first)) = self.ready.first() else { return true };
+        (self.window.base()..self.admitted_end).filter(|number| number != first).any(|number| {
+            let message = self.window.get(number);
+            message.is_some_and(|other| other.started.is_some() && other.state != State::Ended)
+        })
     }
 
     /// Chooses the unit to send now: by priority, then lost units before new ones, then by message

@@ -8,7 +8,8 @@ use super::Sender;
 
 impl Sender {
     /// When the parity of a pausing message may leave.
-    pub(super) fn parity_at(&self) -> Option<Nanos> {
+    #[must_use]
+    pub fn parity_at(&self) -> Option<Nanos> {
         self.waiting.first().filter(|_| !self.flight.is_full()).map(|(at, _)| *at)
     }
 
