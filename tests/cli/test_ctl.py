@@ -357,8 +357,9 @@ def test_subsystem_says_who_sees_what(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_daemon_imports_nothing_that_draws():
+    roles = [f"sealane.daemon.{role}.role" for role in ("broker", "fabric", "gateway", "target")]
     program = (
-        "import sys, sealane.daemon.main, sealane.daemon.compose\n"
+        f"import sys, sealane.daemon.main, {', '.join(roles)}\n"
         "print(*(m for m in sys.modules if m in sys.argv))"
     )
     drawing = ["sealane.daemon.broker.role", "matplotlib", "PIL", "pyroute2"]

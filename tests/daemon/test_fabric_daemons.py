@@ -348,7 +348,7 @@ async def test_top_and_a_report_show_a_session_and_what_limits_it(tmp_path: Path
         near, far = made.fabrics
         socket = ("--socket", near.socket)
         seconds = ("--interval", "1")
-        over = asyncio.Event()
+        has_sent, over = asyncio.Event(), asyncio.Event()
         async with (
             connect(near.socket) as sender,
             connect(far.socket) as receiver,
@@ -374,11 +374,13 @@ async def test_top_and_a_report_show_a_session_and_what_limits_it(tmp_path: Path
                 ) as session:
                     while not over.is_set():
                         await session.send(offset=0, length=length)
+                        has_sent.set()
 
             tasks.create_task(receive())
             await _has_session(far)
             tasks.create_task(send())
-            await _has_session(near)
+            # A session that begins between two looks has no rate yet.
+            await has_sent.wait()
             top, report = await asyncio.gather(
                 asyncio.to_thread(sealanectl, *socket, "top", "--once", *seconds, "-o", "json"),
                 asyncio.to_thread(sealanectl, *socket, "report", file, "--seconds", "3", *seconds),
