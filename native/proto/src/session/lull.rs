@@ -10,11 +10,9 @@ use super::statistics::SendLimit;
 /// wake-ups as without longer trains.
 const TRAIN_BYTES_MAX: u64 = 48 << 10;
 /// On a near path the train may be that long, and half for each such round trip more. Linux's TCP
-/// does the same (`tcp_tso_rtt_log`): losses are soon repaired there.
+/// does the same (`tcp_tso_rtt_log`): losses are soon repaired there. Where the rate is the path's own,
+/// the path idles once in each message, until trains are that long.
 const NEAR_ROUND_TRIP: Nanos = 512_000;
-/// On a far path it may take this part of a round trip. Where the rate is the path's own, the train
-/// waits there for as long, in a buffer of a round trip.
-const ROUND_TRIP_PART: Nanos = 8;
 /// A pause takes at most this part of the time until the message may be complete, so its last
 /// packets leave as promptly as without longer trains.
 const TO_GO_PART: Nanos = 2;
@@ -69,9 +67,8 @@ impl Session {
 }
 
 fn lull(nanos_to_go: Nanos, round_trip: Nanos, rate_bytes_per_second: u64) -> Nanos {
-    let near = TRAIN_BYTES_MAX >> (round_trip / NEAR_ROUND_TRIP).min(63);
-    let longest = time_of(near, rate_bytes_per_second).max(round_trip / ROUND_TRIP_PART);
-    let longest = longest.min(time_of(TRAIN_BYTES_MAX, rate_bytes_per_second)).min(LULL_NANOS_MAX);
+    let train = TRAIN_BYTES_MAX >> (round_trip / NEAR_ROUND_TRIP).min(63);
+    let longest = time_of(train, rate_bytes_per_second).min(LULL_NANOS_MAX);
     (nanos_to_go / TO_GO_PART).min(longest)
 }
 
@@ -88,13 +85,12 @@ mod tests {
     const SLOW: u64 = 12_500_000;
 
     #[test]
-    fn trains_are_long_on_near_and_far_paths_and_short_before_the_end() {
+    fn trains_are_long_on_near_paths_and_short_before_the_end() {
         let long = 1000 * MILLISECOND;
         let whole = time_of(TRAIN_BYTES_MAX, SLOW);
         assert_eq!(lull(long, 100_000, SLOW), whole);
         assert_eq!(lull(long, 512_000, SLOW), whole / 2);
-        assert_eq!(lull(long, 16 * MILLISECOND, SLOW), 2 * MILLISECOND);
-        assert_eq!(lull(long, 100 * MILLISECOND, SLOW), whole, "one send call");
+        assert_eq!(lull(long, 25 * MILLISECOND, SLOW), 0, "a far path would idle meanwhile");
         assert_eq!(lull(3 * MILLISECOND, 100_000, SLOW), 3 * MILLISECOND / 2);
         assert_eq!(lull(0, 100_000, SLOW), 0);
     }
@@ -102,6 +98,6 @@ mod tests {
     #[test]
     fn no_pause_of_a_slow_session_is_longer_than_others_can_wait() {
         assert_eq!(lull(1_000_000 * MILLISECOND, 100_000, SLOW / 100), 5 * MILLISECOND);
-        assert_eq!(lull(Nanos::MAX, 100 * MILLISECOND, 1), 5 * MILLISECOND);
+        assert_eq!(lull(Nanos::MAX, 100_000, 1), 5 * MILLISECOND);
     }
 }
