@@ -446,10 +446,12 @@ def _tuple_of(value: object) -> object:
 CongestionNames = Annotated[tuple[CongestionName, ...], BeforeValidator(_tuple_of)]
 
 
-def _named(info: ValidationInfo, name: str) -> tuple[str, ...]:
-    """Return the controllers that a setting which is already checked names."""
-    found = info.data.get(name, ())
-    return (found,) if isinstance(found, str) else found
+def _controllers(info: ValidationInfo) -> dict[str, str]:
+    """Return the controllers that settings name, each with the words that say where."""
+    found = {info.data.get("congestion", "rate"): "congestion is"}
+    for name in info.data.get("congestion_allowed", ()):
+        found.setdefault(name, "congestion_allowed has")
+    return {name: f'{where} "{name}"' for name, where in found.items()}
 
 
 class FabricConfig(Section):
@@ -502,22 +504,17 @@ class FabricConfig(Section):
     @field_validator("marking")
     @classmethod
     def _check_marking(cls, marking: str, info: ValidationInfo) -> str:
-        if marking != "none":
-            return marking
-        for name in ("congestion", "congestion_allowed"):
-            if "dctcp" in _named(info, name):
-                verb = "is" if name == "congestion" else "has"
-                raise ValueError(f'"queue" or "phantom", because {name} {verb} "dctcp"')
+        dctcp = _controllers(info).get("dctcp")
+        if marking == "none" and dctcp:
+            raise ValueError(f'"queue" or "phantom", because {dctcp}')
         return marking
 
     @field_validator("line_bits_per_second", "near_rtt_micros", "far_rtt_micros")
     @classmethod
     def _check_network(cls, value: int | None, info: ValidationInfo) -> int | None:
-        for name in ("congestion", "congestion_allowed"):
-            for found in _named(info, name):
-                if value is None and found != "rate":
-                    verb = "is" if name == "congestion" else "has"
-                    raise ValueError(f'a number, because {name} {verb} "{found}"')
+        for name, words in _controllers(info).items():
+            if value is None and name != "rate":
+                raise ValueError(f"a number, because {words}")
         near = info.data.get("near_rtt_micros")
         if info.field_name == "far_rtt_micros" and (value or 0) < (near or 0):
             raise ValueError(f"at least near_rtt_micros, {near}")

@@ -55,6 +55,21 @@ class Narrow(asyncio.DatagramProtocol):
         self._transport.sendto(data, self._initiator if is_back else self._far)
 
 
+def opening(
+    left: Any, right: Any, name: str = "data", *, region_bytes: int = REGION, **terms: Any
+) -> contextlib.AbstractAsyncContextManager[Session]:
+    """Open a session from left to right's listener; `terms`: other arguments of `open_session`."""
+    return open_session(
+        left.sessions,
+        name,
+        region_bytes=region_bytes,
+        peer_node=right.name,
+        peer_address=right.address,
+        rate_bits_per_second=RATE,
+        **terms,
+    )
+
+
 @contextlib.asynccontextmanager
 async def connected(
     left: Any,
@@ -80,19 +95,16 @@ async def connected(
                 )
             )
             via_addresses = via(await wait_listening(right, name))
-            opening = tasks.create_task(
+            opened = tasks.create_task(
                 stack.enter_async_context(
-                    open_session(
-                        left.sessions,
+                    opening(
+                        left,
+                        right,
                         name,
-                        region_bytes=REGION,
-                        peer_node=right.name,
-                        peer_address=right.address,
-                        rate_bits_per_second=RATE,
                         via_addresses=via_addresses,
                         early=early,
                         congestion=congestion[0],
                     )
                 )
             )
-        yield opening.result(), listening.result()
+        yield opened.result(), listening.result()

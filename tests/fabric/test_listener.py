@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane.client.grants import listen_sessions, open_session
+from sealane.client.grants import listen_sessions
 from sealane.client.session import Session
 from sealane.daemon.fabric import service
 from sealane.daemon.fabric.key_making import made_in_thread
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
-from session_pairs import RATE, wait_listening
+from session_pairs import opening, wait_listening
 
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 REGION = 1 << 20
@@ -26,16 +26,7 @@ PEERS = 6
 def opened(
     left: Any, right: Any, *, wait_seconds: float = PATIENCE_SECONDS, secret: bytes = b""
 ) -> contextlib.AbstractAsyncContextManager[Session]:
-    return open_session(
-        left.sessions,
-        "data",
-        region_bytes=REGION,
-        peer_node=right.name,
-        peer_address=right.address,
-        rate_bits_per_second=RATE,
-        wait_seconds=wait_seconds,
-        secret=secret,
-    )
+    return opening(left, right, region_bytes=REGION, wait_seconds=wait_seconds, secret=secret)
 
 
 async def names(fabric: Any) -> list[str]:

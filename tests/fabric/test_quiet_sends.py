@@ -94,9 +94,9 @@ async def test_a_full_ring_and_a_drain_hear_of_quiet_sends(fabrics: tuple[Any, A
                 await right.receive(offset=0, length=8)
 
         async def send() -> None:
-            for _ in range(count):
-                await left.post_send(offset=0, length=8)
+            sent = [await left.post_send(offset=0, length=8) for _ in range(count)]
             await left.drain()
+            assert all(one.done() for one in sent)
 
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.gather(receive(), send())

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sealane import _native
-from sealane.client.grants import listen_session, listen_sessions, open_session
+from sealane.client.grants import listen_session, listen_sessions
 from sealane.daemon.fabric.steering import CONTROLLERS, Steering
 from sealane.errors import UsageError
 from sealane.protocol.v1 import sessions_pb2
-from session_pairs import RATE, REGION, connected
+from session_pairs import REGION, connected, opening
 
 NETWORK: dict[str, int] = {
     "line_bits_per_second": 10**10,
@@ -103,17 +103,9 @@ async def test_each_end_chooses_the_controller_of_what_it_sends(
 
 async def test_a_choice_that_is_not_allowed_is_refused_with_one_line(fabrics: Any) -> None:
     left, right = fabrics
-    opening = open_session(
-        left.sessions,
-        "data",
-        region_bytes=REGION,
-        peer_node=right.name,
-        peer_address=right.address,
-        rate_bits_per_second=RATE,
-        congestion="uno",
-    )
+    refused = opening(left, right, congestion="uno")
     listening = listen_session(left.sessions, "data", region_bytes=REGION, congestion="uno")
-    for session in (opening, listening):
+    for session in (refused, listening):
         with pytest.raises(UsageError, match="'uno' is not allowed here; allowed: rate"):
             await session.__aenter__()
     async with listen_sessions(

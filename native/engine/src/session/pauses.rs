@@ -190,6 +190,12 @@ mod tests {
         assert_eq!(slow.paced_wake_at(units, None, 0, now + 1), sooner, "another goes first");
     }
 
+    /// A message that leaves before those without a priority.
+    fn urgent(length: u64) -> SendRequest {
+        let reliability = Reliability::SelectiveRepeat;
+        SendRequest { offset: 0, length, reliability, immediate: None, priority: 1, user_data: 1 }
+    }
+
     /// A sender in the middle of a message, and a time at which its next unit may not leave yet.
     fn paced() -> ([End; 2], Nanos) {
         let (mut ends, _) = sending();
@@ -197,25 +203,25 @@ mod tests {
         (ends, 13 * MILLISECOND)
     }
 
+    /// The same, with reports on their way to the sender, which left at 14 ms.
+    fn reported() -> [End; 2] {
+        let (mut ends, _) = paced();
+        ends[1].receive(14 * MILLISECOND);
+        ends[1].transmit(14 * MILLISECOND);
+        ends
+    }
+
     #[test]
     fn trains_are_longer_amid_a_long_message_and_not_before_a_short_one() {
         let (mut ends, now) = paced();
         let session = &mut ends[0].session;
         assert!(session.lull(now) > 0);
-        let request = SendRequest {
-            offset: 0,
-            length: 10,
-            reliability: Reliability::SelectiveRepeat,
-            immediate: None,
-            priority: 1,
-            user_data: 1,
-        };
         let receive = ReceiveRequest { offset: 0, length_max: 10, user_data: 1 };
         ends[1].session.post_receive(receive, now + MILLISECOND).unwrap();
         exchange(&mut ends, 14..16);
         let session = &mut ends[0].session;
         assert!(session.lull(15 * MILLISECOND) > 0);
-        session.post_send(request, 15 * MILLISECOND).unwrap();
+        session.post_send(urgent(10), 15 * MILLISECOND).unwrap();
         assert!(session.lull(15 * MILLISECOND) < MILLISECOND / 20, "one unit is to go");
     }
 
@@ -252,14 +258,8 @@ mod tests {
         let receive = ReceiveRequest { offset: 0, length_max: 4 * 1408, user_data: 1 };
         ends[1].session.post_receive(receive, 13 * MILLISECOND).unwrap();
         exchange(ends, 14..16);
-        let request = SendRequest {
-            offset: 0,
-            length: 4 * 1408,
-            reliability: Reliability::Auto,
-            immediate: None,
-            priority: 3,
-            user_data: 1,
-        };
+        let request =
+            SendRequest { reliability: Reliability::Auto, priority: 3, ..urgent(4 * 1408) };
         ends[0].session.post_send(request, 16 * MILLISECOND).unwrap();
         ends[0].transmit(16 * MILLISECOND);
         assert_eq!(ends[0].session.limit(), SendLimit::Pacing);
@@ -309,11 +309,8 @@ mod tests {
     #[test]
     fn the_rest_of_what_waited_unread_does_not_measure_the_round_trip_either() {
         let measured = |has_left_some| {
-            let (mut ends, _) = paced();
-            let before = ends[0].session.statistics().srtt_nanos;
-            let [sender, receiver] = &mut ends;
-            receiver.receive(14 * MILLISECOND);
-            receiver.transmit(14 * MILLISECOND);
+            let [mut sender, _receiver] = reported();
+            let before = sender.session.statistics().srtt_nanos;
             Pauses::woken(&mut sender.session, true, false);
             Pauses::woken(&mut sender.session, false, has_left_some);
             sender.receive(18 * MILLISECOND);
@@ -326,10 +323,7 @@ mod tests {
     #[test]
     fn what_waited_unread_does_not_measure_the_peers_round_trip() {
         let measured = |is_late| {
-            let (mut ends, _) = paced();
-            let [sender, receiver] = &mut ends;
-            receiver.receive(14 * MILLISECOND);
-            receiver.transmit(14 * MILLISECOND);
+            let [mut sender, mut receiver] = reported();
             let before = receiver.session.statistics().srtt_nanos;
             sender.session.reads_late(is_late);
             sender.receive(18 * MILLISECOND);
@@ -366,11 +360,8 @@ mod tests {
     #[test]
     fn reports_that_waited_unread_do_not_measure_the_round_trip() {
         let measured = |is_late| {
-            let (mut ends, _) = paced();
-            let before = ends[0].session.statistics().srtt_nanos;
-            let [sender, receiver] = &mut ends;
-            receiver.receive(14 * MILLISECOND);
-            receiver.transmit(14 * MILLISECOND);
+            let [mut sender, _receiver] = reported();
+            let before = sender.session.statistics().srtt_nanos;
             sender.session.reads_late(is_late);
             sender.receive(18 * MILLISECOND);
             (before, sender.session.statistics().srtt_nanos)
@@ -392,15 +383,7 @@ mod tests {
         let mut pauses = Pauses::new(session);
         let paused = pauses.until(session, None, false, now).unwrap();
         assert!(unit_at < paused && pauses.is_early(session, None, now + 1));
-        let urgent = SendRequest {
-            offset: 0,
-            length: 10,
-            reliability: Reliability::SelectiveRepeat,
-            immediate: None,
-            priority: 1,
-            user_data: 1,
-        };
-        session.post_send(urgent, now).unwrap();
+        session.post_send(urgent(10), now).unwrap();
         assert!(session.is_urgent() && !pauses.is_early(session, None, now + 1));
         assert_eq!(pauses.until(session, None, false, now), Some(unit_at));
         let late = unit_at + 1;

@@ -61,22 +61,32 @@ impl Losses {
         }
     }
 
-    fn add(&mut self, other: Self) {
+    /// Merges other counts, which only grow: the larger ones are newer.
+    fn merge(&mut self, other: Self) {
+        self.packets = self.packets.max(other.packets);
+        self.lost = self.lost.max(other.lost);
+        self.runs = self.runs.max(other.runs);
+        self.timed_runs = self.timed_runs.max(other.timed_runs);
+        self.timed_nanos = self.timed_nanos.max(other.timed_nanos);
+    }
+}
+
+impl std::ops::AddAssign for Losses {
+    fn add_assign(&mut self, other: Self) {
         self.packets += other.packets;
         self.lost += other.lost;
         self.runs += other.runs;
         self.timed_runs += other.timed_runs;
         self.timed_nanos += other.timed_nanos;
     }
+}
 
-    fn most(self, other: Self) -> Self {
-        Self {
-            packets: self.packets.max(other.packets),
-            lost: self.lost.max(other.lost),
-            runs: self.runs.max(other.runs),
-            timed_runs: self.timed_runs.max(other.timed_runs),
-            timed_nanos: self.timed_nanos.max(other.timed_nanos),
-        }
+impl std::iter::Sum for Losses {
+    fn sum<I: Iterator<Item = Self>>(losses: I) -> Self {
+        losses.fold(Self::default(), |mut sum, one| {
+            sum += one;
+            sum
+        })
     }
 }
 
@@ -133,7 +143,7 @@ impl Evidence {
             timed_nanos: account.timed_runs_nanos,
         };
         // A packet that was counted as lost may arrive late: what is known never decreases.
-        self.known = self.known.most(reported);
+        self.known.merge(reported);
         self.is_queued |= signs.is_found || signs.marked > self.marked;
         self.marked = self.marked.max(signs.marked);
         if let Some(rtt) = signs.rtt {
@@ -176,7 +186,7 @@ impl Evidence {
         let newest = self.known.since(self.known_before);
         let waiting = self.waiting.take();
         if !is_queued && !self.was_queued {
-            self.clear.add(waiting.unwrap_or_default());
+            self.clear += waiting.unwrap_or_default();
             self.waiting = Some(newest);
         }
         self.was_queued = is_queued;
@@ -329,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_moves_is_judged_anew_and_keeps_what_is_known() {
+    fn a_path_that_moves_is_judged_again_and_keeps_what_is_known() {
         let mut path = Path::default();
         path.rounds(10, 5, |_| RTT, false);
         let before = path.evidence.clear();

@@ -28,7 +28,7 @@ impl Session {
     /// controller judges the trains.
     #[must_use]
     pub fn lull(&self, now: Nanos) -> Nanos {
-        if self.limit() != SendLimit::Pacing || self.steering().congestion.is_some() {
+        if !self.is_only_paced() {
             return 0;
         }
         let rate = self.config.rate_bytes_per_second;
@@ -42,21 +42,23 @@ impl Session {
     /// short nobody waits for another's end.
     #[must_use]
     pub fn may_read_late(&self, pause: Nanos) -> bool {
-        if self.limit() != SendLimit::Pacing || self.steering().congestion.is_some() {
-            return false;
-        }
         let may_come = self.receiver.posted_end() != self.receiver.completed_end();
-        if may_come || pause > LULL_NANOS_MAX {
+        if !self.is_only_paced() || may_come || pause > LULL_NANOS_MAX {
             return false;
         }
-        let is_alone = !self.sender.awaits_another();
-        pause <= READ_NANOS || is_alone && self.nanos_to_go() >= TO_GO_PART * pause
+        let goes_on = || self.nanos_to_go() >= TO_GO_PART * pause;
+        pause <= READ_NANOS || goes_on() && !self.sender.awaits_another()
     }
 
     /// Reports whether the packets to be received next may have waited unread: then they don't
     /// measure round trips.
     pub fn reads_late(&mut self, is_late: bool) {
         self.is_reading_late = is_late;
+    }
+
+    /// Whether units wait for the rate, and for no congestion controller.
+    fn is_only_paced(&self) -> bool {
+        self.limit() == SendLimit::Pacing && self.steering().congestion.is_none()
     }
 
     /// Time until the message that would leave first may be complete.

@@ -2,6 +2,7 @@
 
 use crate::counters;
 
+use super::evidence::Losses;
 use super::gaps::LossCounts;
 use super::path::PathAccount;
 use super::{Session, State};
@@ -133,8 +134,8 @@ counters! {
         /// Least round-trip time of the last five to ten seconds, of the slowest path, in
         /// nanoseconds (0 before the first sample).
         pub rtt_least_nanos: u64,
-        /// Packets of this end that arrived or were lost while their path had no queue. What is less
-        /// than a few round trips old is not yet in it.
+        /// Packets of this end that arrived or were lost while their path had no queue.
+        /// Excludes the last few round trips.
         pub clear_packets: u64,
         /// Those of them that were lost: not by congestion, as far as this end can know.
         pub clear_losses: u64,
@@ -172,7 +173,7 @@ impl Session {
         let theirs = self.paths.iter().map(|(_, path)| path.gaps.counts()).sum::<LossCounts>();
         let paths = || self.paths.iter().map(|(_, path)| path);
         let allowance = self.paths.congestion().allowance();
-        let clear = || paths().map(|path| path.evidence.clear());
+        let clear = paths().map(|path| path.evidence.clear()).sum::<Losses>();
         let mut statistics = SessionStatistics {
             lost_packets: ours.lost.saturating_sub(ours.found),
             lost_runs: ours.runs,
@@ -191,11 +192,11 @@ impl Session {
                 .min(self.config.rate_bytes_per_second),
             window_bytes: allowance.map_or(0, |allowance| allowance.window_bytes),
             rtt_least_nanos: paths().filter_map(|path| path.rtt.least()).max().unwrap_or(0),
-            clear_packets: clear().map(|losses| losses.packets).sum(),
-            clear_losses: clear().map(|losses| losses.lost).sum(),
-            clear_runs: clear().map(|losses| losses.runs).sum(),
-            timed_runs: clear().map(|losses| losses.timed_runs).sum(),
-            timed_runs_nanos: clear().map(|losses| losses.timed_nanos).sum(),
+            clear_packets: clear.packets,
+            clear_losses: clear.lost,
+            clear_runs: clear.runs,
+            timed_runs: clear.timed_runs,
+            timed_runs_nanos: clear.timed_nanos,
             marking_failures: paths().map(|path| path.marking.failures()).sum(),
             is_fallen_back: self.paths.congestion().is_fallen_back().into(),
             breaker_trips: self.paths.congestion().trips(),
