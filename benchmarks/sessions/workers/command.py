@@ -28,6 +28,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from benchmarks.sessions.threads_command import LOSS_MAX, UNITS
 from benchmarks.sessions.workers.measure import Run, Shape, measured
 from benchmarks.sessions.workers.model import (
     Costs,
@@ -40,10 +41,8 @@ from rich.progress import track
 from rich.table import Table
 
 SUMMARY: Final = "goodput of a session against path threads, by a model of measured costs"
-UNITS: Final = (1408, 8896)
 MEASURED: Final = (0, 1, 2)
 MODELLED: Final = tuple(range(1, 9))
-LOSS_MAX: Final = 1e-3
 GOAL_BITS_PER_SECOND: Final = 400e9
 UNBOUND_CORES: Final = 2 * (max(MODELLED) + 1)
 """One for each thread of both ends."""
