@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from patience import PATIENCE_SECONDS
+
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 ACK, END_HEADERS = 1, 4
 
@@ -44,12 +46,14 @@ class _Stream:
 
 @dataclass
 class HalfSender:
-    """A connection with streams that never end."""
+    """A connection with streams that never end; made, it is either accepted or has ended."""
 
     address: str
     method: str
     message_bytes: int
     tls: bool = True
+    accepted: bool = False
+    """Whether the server has sent its settings: a connection above its bound gets none."""
     ended: bool = False
     streams: dict[int, _Stream] = field(default_factory=dict)
     sent_bytes: int = 0
@@ -67,7 +71,9 @@ class HalfSender:
             )
             self._socket.settimeout(0.02)
             self._write(_PREFACE + _frame(SETTINGS, 0, 0, b""))
-            self.receive()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not (self.accepted or self.ended) and time.monotonic() < deadline:
+                self.receive()
         except OSError:
             plain.close()
             self.ended = True
@@ -125,6 +131,7 @@ class HalfSender:
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == SETTINGS and not flags & ACK:
+            self.accepted = True
             for at in range(0, len(payload), 6):
                 name, value = struct.unpack(">HI", payload[at : at + 6])
                 if name == 4:

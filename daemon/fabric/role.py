@@ -99,12 +99,12 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
     await context.stack.enter_async_context(service.running())
     context.drained.append(FabricDrain(service))
     context.drains.append(lambda: service.drain.run(config.drain_timeout_seconds))
-    snapshots = service.snapshots
-    context.spawn("session-statistics", snapshots.keep())
+    statistics = service.statistics
+    context.spawn("session-rate-cuts", statistics.log_rate_cuts())
     context.metrics.add_latencies("fabric")
-    context.metrics.add_statistics("session", ("session",), lambda: by_owner(snapshots.sessions))
-    context.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
-    context.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
+    context.metrics.add_statistics("session", ("session",), lambda: by_owner(statistics.sessions()))
+    context.metrics.add_statistics("session_path", ("session", "path"), statistics.paths)
+    context.metrics.add_statistics("job", ("job",), lambda: by_owner(statistics.jobs()))
     context.addresses["ring_socket"] = str(context.run_directory.ring_socket)
     authorizer = context.authorizer(identity, authorizations.admit)
 

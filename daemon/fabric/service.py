@@ -45,7 +45,7 @@ from sealane.daemon.fabric.paths import (
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.session_plans import SessionPlans
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.fabric.snapshots import Snapshots
+from sealane.daemon.fabric.statistics import Statistics
 from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.fabric.units import UNIT_GRAIN_BYTES, candidates, route_mtu, unit_max
 from sealane.daemon.node.authorizations import peer_of
@@ -158,7 +158,7 @@ class FabricService:
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
         self.drain = Drain(self._sessions)
-        self.snapshots = Snapshots(self._sessions, self.jobs)
+        self.statistics = Statistics(self._sessions, self.jobs)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -18,7 +18,7 @@ from sealane.daemon.fabric.grants import Grant
 from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.session import PathReport, Session, State
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
-from sealane.daemon.fabric.snapshots import job_usage
+from sealane.daemon.fabric.statistics import job_usage
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc

@@ -190,16 +190,16 @@ class Session:
         return PathKey.of(peer, (path.peer_address for path in self.paths()))
 
     def statistics(self) -> dict[str, int]:
-        """Return the counters; of a closed session, the last ones."""
-        if self._endpoint is not None:
-            self._last_statistics = self._endpoint.statistics()
-        return self._last_statistics
+        """Return the counters; of a closed session, the last ones. For any thread."""
+        endpoint = self._endpoint
+        return self._last_statistics if endpoint is None else endpoint.statistics()
 
     def paths(self) -> list[PathReport]:
-        """Return the state of each path; of a closed session, the last one."""
-        if self._endpoint is not None:
-            self._last_paths = [PathReport(**path) for path in self._endpoint.paths()]
-        return self._last_paths
+        """Return the state of each path; of a closed session, the last one. For any thread."""
+        endpoint = self._endpoint
+        if endpoint is None:
+            return self._last_paths
+        return [PathReport(**path) for path in endpoint.paths()]
 
     def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         """Put rows of (length_max, k, m, depth, nanoseconds before parity) into force.
@@ -274,9 +274,8 @@ class Session:
             changed.set()
 
     def _finish(self, reason: str) -> None:
-        # Read the counters a last time, to keep them.
-        self.statistics()
-        self.paths()
+        # Read the counters a last time, to keep them; before other threads see no endpoint.
+        self._last_statistics, self._last_paths = self.statistics(), self.paths()
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is None:
             return

@@ -165,8 +165,9 @@ class ThirdPartyVolume:
         return "" if self._native is None else self._native.layout
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the store's counters; empty while it is being opened again."""
-        return {} if self._native is None else self._native.statistics()
+        """Return the store's counters; empty while it is being opened again. For any thread."""
+        native = self._native
+        return {} if native is None else native.statistics()
 
     def take_events(self) -> Sequence[StorageEvent]:
         """Take the target's events since the last call."""

@@ -344,9 +344,9 @@ class TargetSubsystem(Exported):
                 await self.anchor.close()
 
     def statistics(self) -> dict[str, int]:
-        """Return the counters of the namespace and of its queues."""
+        """Return the counters of the namespace and of its queues. For any thread."""
         counters = self.native.statistics()
-        controllers = [served.controller for served in self.served.values()]
+        controllers = [served.controller for served in [*self.served.values()]]
         counters["refusals"] += self.past_refusals + sum(each.refusals() for each in controllers)
         counters["queues_running"] = sum(each.queues_running() for each in controllers)
         return counters | self.jobs.statistics()

@@ -18,7 +18,7 @@ from sealane.client.session import Session
 from sealane.daemon.config import PATHS_MAX
 from sealane.daemon.fabric.establishment import Answer, Offer
 from sealane.daemon.fabric.paths import bind_addresses
-from sealane.daemon.fabric.snapshots import path_statistics
+from sealane.daemon.fabric.statistics import path_statistics
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, connected

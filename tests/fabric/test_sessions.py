@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from sealane.daemon.fabric.establishment import Answer, respond
 from sealane.daemon.fabric.known_paths import PathKey, PathLoss, PathWindow
 from sealane.daemon.fabric.session import Session as FabricSession
 from sealane.daemon.fabric.session import State
-from sealane.daemon.fabric.snapshots import rate_cuts
+from sealane.daemon.fabric.statistics import rate_cuts
 from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.runtime import door
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
@@ -97,6 +98,23 @@ async def test_session_runs_through_an_emulated_link(
     report = links[0].report()
     assert report["forward"]["paths"][0]["lost_packets"] > 0
     assert report["backward"]["sent_packets"] > 0
+
+
+async def test_statistics_are_of_the_moment_though_the_loop_is_busy(
+    fabrics: tuple[Any, Any],
+) -> None:
+    async with connected(*fabrics) as (sender, receiver):
+        name = sender.session.name
+        near = fabrics[0].service.statistics
+        assert near.sessions()[name]["payload_bytes_sent"] == 0
+
+        await transfer(sender, receiver, SelectiveRepeat())
+
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not near.sessions()[name]["payload_bytes_sent"]:
+            # Never to the event loop: a scrape doesn't wait for it.
+            assert time.monotonic() < deadline
+            time.sleep(0.001)  # noqa: ASYNC251
 
 
 async def test_many_messages_are_matched_in_order(fabrics: tuple[Any, Any]) -> None:

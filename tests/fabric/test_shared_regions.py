@@ -19,7 +19,7 @@ from sealane.client import ErasureCoded, SelectiveRepeat, Sent, Session, send_to
 from sealane.client.grants import listen_session, listen_sessions, open_session
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.settings import JobLimits
-from sealane.daemon.fabric.snapshots import job_usage
+from sealane.daemon.fabric.statistics import job_usage
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 from sealane.transport.tasks import TaskOwner

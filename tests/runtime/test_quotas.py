@@ -20,7 +20,8 @@ SMALL = Quota(
     connections=3,
     streams=2,
     message_bytes=256 << 10,
-    age_seconds=0.5,
+    # A connection must not end while this test still opens others.
+    age_seconds=3,
     grace_seconds=0.5,
     idle_seconds=60,
 )
@@ -64,7 +65,7 @@ async def test_half_sent_message_ends_with_its_connection() -> None:
 
     def hold() -> tuple[int, int]:
         senders = [HalfSender(address, POLICY, 100 << 10, tls=False) for _ in range(5)]
-        living = [sender for sender in senders if not sender.ended]
+        living = [sender for sender in senders if sender.accepted]
         for sender in living:
             sender.open(1)
         sent = 0
@@ -76,16 +77,18 @@ async def test_half_sent_message_ends_with_its_connection() -> None:
             sender.close()
         return len(living), sent
 
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        held, sent = await asyncio.to_thread(hold)
-        assert (held, sent > 0) == (SMALL.connections, True)
-        # There is room for who comes after.
-        async with grpc.aio.insecure_channel(address) as channel:
-            answer = await policy_pb2_grpc.PoliciesStub(channel).GetPolicy(
-                empty_pb2.Empty(), wait_for_ready=True
-            )
-        assert answer.version == 1
-    await server.stop(None)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            held, sent = await asyncio.to_thread(hold)
+            assert (held, sent > 0) == (SMALL.connections, True)
+            # There is room for who comes after.
+            async with grpc.aio.insecure_channel(address) as channel:
+                answer = await policy_pb2_grpc.PoliciesStub(channel).GetPolicy(
+                    empty_pb2.Empty(), wait_for_ready=True
+                )
+            assert answer.version == 1
+    finally:
+        await server.stop(None)
 
 
 @pytest.mark.parametrize("quota", [STRANGERS, CERTIFIED])

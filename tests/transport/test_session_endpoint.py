@@ -1,5 +1,6 @@
 """Pairs of native endpoints over loopback, with jobs that drive their rings directly."""
 
+import concurrent.futures
 import contextlib
 import contextvars
 import ctypes
@@ -13,6 +14,7 @@ import secrets
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -562,6 +564,25 @@ def test_job_finds_no_other_way_to_write_completions(attack: Callable[[int], Non
         for descriptor in descriptors:
             os.close(descriptor)
         endpoint.close()
+
+
+def test_any_thread_reads_the_statistics_while_the_session_ends() -> None:
+    with pair() as (left, _), concurrent.futures.ThreadPoolExecutor(1) as threads:
+        is_over = threading.Event()
+
+        def read() -> int:
+            count = 0
+            while not is_over.is_set():
+                assert left.endpoint.statistics()
+                assert left.endpoint.paths()
+                count += 1
+            return count
+
+        reader = threads.submit(read)
+        time.sleep(0.01)
+        left.endpoint.close()
+        is_over.set()
+        assert reader.result(PATIENCE_SECONDS) > 0
 
 
 def try_send(end: End, number: int) -> bool:

@@ -4,14 +4,14 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::session::doorbell::JobBell;
 use sealane_engine::session::endpoint::{
-    Endpoint, EndpointConfig, EndpointError, StartConfig, State, random_seed,
+    Endpoint, EndpointConfig, EndpointError, Figures, StartConfig, State, random_seed,
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::path_report::PathReport;
@@ -242,9 +242,17 @@ impl SharedRegion {
 }
 
 /// One session's sockets, memories and worker in the daemon.
-#[pyclass(module = "sealane._native")]
+#[pyclass(module = "sealane._native", frozen)]
 pub struct SessionEndpoint {
-    endpoint: Endpoint,
+    endpoint: Mutex<Endpoint>,
+    /// Read by other threads, also while the session is being closed.
+    figures: Figures,
+}
+
+impl SessionEndpoint {
+    fn endpoint(&self) -> MutexGuard<'_, Endpoint> {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[pymethods]
@@ -270,26 +278,26 @@ impl SessionEndpoint {
         let endpoint = py
             .detach(|| Endpoint::new(config, region, &bind_addresses, account, pinned_bytes_max))
             .map_err(endpoint_error)?;
-        Ok(Self { endpoint })
+        Ok(Self { figures: endpoint.figures(), endpoint: Mutex::new(endpoint) })
     }
 
     #[getter]
     fn local_addresses(&self) -> Vec<String> {
-        self.endpoint.local_addresses().iter().map(WireAddress::to_string).collect()
+        self.endpoint().local_addresses().iter().map(WireAddress::to_string).collect()
     }
 
     #[getter]
     fn pinned_bytes(&self) -> usize {
-        self.endpoint.pinned_bytes()
+        self.endpoint().pinned_bytes()
     }
 
     #[getter]
     fn unavailable(&self) -> Vec<String> {
-        self.endpoint.unavailable().to_vec()
+        self.endpoint().unavailable().to_vec()
     }
 
-    fn take_job_fds(&mut self) -> PyResult<(RawFd, RawFd, RawFd, RawFd, RawFd)> {
-        let job = self.endpoint.take_job_descriptors().ok_or_else(|| {
+    fn take_job_fds(&self) -> PyResult<(RawFd, RawFd, RawFd, RawFd, RawFd)> {
+        let job = self.endpoint().take_job_descriptors().ok_or_else(|| {
             PyRuntimeError::new_err("the job's descriptors have been taken already")
         })?;
         Ok((
@@ -304,7 +312,7 @@ impl SessionEndpoint {
     #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None, path_threads = 0))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
-        &mut self,
+        &self,
         peer_addresses: Vec<String>,
         connection_id_local: u64,
         connection_id_peer: u64,
@@ -319,7 +327,7 @@ impl SessionEndpoint {
         permit: Option<&Permit>,
         path_threads: u8,
     ) -> PyResult<()> {
-        let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
+        let units = units.unwrap_or_else(|| vec![self.endpoint().unit_bytes()]);
         let units = Units::descending(&units).ok_or_else(|| {
             PyValueError::new_err("units must be at least one, in descending order")
         })?;
@@ -341,12 +349,12 @@ impl SessionEndpoint {
             path_threads,
             units,
         };
-        self.endpoint.start(&start, &keys).map_err(endpoint_error)
+        self.endpoint().start(&start, &keys).map_err(endpoint_error)
     }
 
     #[getter]
     fn unit_bytes(&self) -> u16 {
-        self.endpoint.unit_bytes()
+        self.endpoint().unit_bytes()
     }
 
     fn install_plan(&self, rows: Vec<(u64, u8, u8, u8, u64)>) -> PyResult<()> {
@@ -358,19 +366,19 @@ impl SessionEndpoint {
                 parity_gap,
             })
             .collect();
-        self.endpoint.install_plan(&rows).map_err(endpoint_error)
+        self.endpoint().install_plan(&rows).map_err(endpoint_error)
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics_dict(py, &self.endpoint.statistics())
+        statistics_dict(py, &self.figures.statistics())
     }
 
     fn paths<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        self.endpoint.paths().iter().map(|path| path_dict(py, path)).collect()
+        self.figures.paths().iter().map(|path| path_dict(py, path)).collect()
     }
 
     fn state(&self) -> (&'static str, String) {
-        match self.endpoint.state() {
+        match self.endpoint().state() {
             State::Establishing => ("establishing", String::new()),
             State::Established => ("established", String::new()),
             State::Draining => ("draining", String::new()),
@@ -379,16 +387,16 @@ impl SessionEndpoint {
     }
 
     fn drain(&self) {
-        self.endpoint.drain();
+        self.endpoint().drain();
     }
 
     fn fileno(&self) -> RawFd {
-        self.endpoint.notification().as_raw_fd()
+        self.endpoint().notification().as_raw_fd()
     }
 
     #[pyo3(signature = (reason = "session.closed.requested"))]
-    fn close(&mut self, py: Python<'_>, reason: &str) {
-        py.detach(|| self.endpoint.close(reason));
+    fn close(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.endpoint().close(reason));
     }
 }
 

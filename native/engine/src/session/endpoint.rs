@@ -16,11 +16,10 @@ use super::doorbell::{self, DaemonBell, JobBell};
 use super::lanes::Lanes;
 use super::layout::Layout;
 use super::limits::Limits;
-use super::path_report::PathReport;
 use super::pauses::Pauses;
 use super::region::Region;
 use super::report::Report;
-pub use super::report::State;
+pub use super::report::{Figures, State};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
 use super::wire::{self, Bind, Ends, Refused, Wire, WireAddress};
@@ -386,14 +385,9 @@ impl Endpoint {
         self.report.changed.as_fd()
     }
 
-    /// The counters, in the order of `statistics::names`; empty before the start.
-    pub fn statistics(&self) -> Vec<u64> {
-        self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The latest report about each path; empty before the start.
-    pub fn paths(&self) -> Vec<PathReport> {
-        self.report.paths.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// What its worker counts; for readers on any thread, also after the session's end.
+    pub fn figures(&self) -> Figures {
+        Figures(Arc::clone(&self.report))
     }
 
     /// Stops new sends at either end, and closes the session once nothing is in progress. If it is

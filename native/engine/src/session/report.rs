@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use sealane_proto::link::Nanos;
 
@@ -57,6 +57,22 @@ impl Report {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.settled.notify_all();
         crate::event::ring(&self.changed);
+    }
+}
+
+/// The figures of one session as its worker last published them.
+#[derive(Debug)]
+pub struct Figures(pub(super) Arc<Report>);
+
+impl Figures {
+    /// The counters, in the order of `statistics::names`; empty before the start.
+    pub fn statistics(&self) -> Vec<u64> {
+        self.0.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The latest report about each path; empty before the start.
+    pub fn paths(&self) -> Vec<PathReport> {
+        self.0.paths.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
