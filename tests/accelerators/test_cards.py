@@ -15,6 +15,8 @@ from control_plane import short_directory
 from sealane.client import connect
 from sealane.client.disk import Disk
 
+pytestmark = pytest.mark.slow
+
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 SIZE = 4 << 20
 RECORD_BYTES = 56

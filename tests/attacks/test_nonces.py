@@ -19,6 +19,8 @@ from attacks.rules import Drop, is_command, is_response
 from attacks.world import Attacked, Cluster, attacked, attempt, pattern
 from sealane.errors import Error
 
+pytestmark = pytest.mark.slow
+
 LEASE_COUNTERS = 1 << 36
 SECTORS = 32  # one command of the front end
 
@@ -65,7 +67,6 @@ def within_lease(ivs: set[Iv], of: Iv) -> list[Iv]:
     ]
 
 
-@pytest.mark.slow
 async def test_2_killed_gateway_never_uses_its_old_range_again(
     mortal_cluster: Cluster, wire: Proxy
 ) -> None:
@@ -91,7 +92,6 @@ async def test_2_killed_gateway_never_uses_its_old_range_again(
     assert ledger.repeats == ledger.overlaps == []
 
 
-@pytest.mark.slow
 async def test_3_killed_broker_grants_only_counters_of_a_new_start_epoch(
     mortal_cluster: Cluster, wire: Proxy
 ) -> None:
@@ -186,7 +186,6 @@ def own_links(proxy: Proxy, world: Attacked) -> list[Link]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_1_ledger_of_four_gateways_of_two_tenants_shows_no_repeat(
     mortal_cluster: Cluster,

@@ -24,6 +24,8 @@ from sealane.daemon.runtime.clock import utc_now
 from sealane.protocol.v1 import nodes_pb2
 from trust.results import result_for
 
+pytestmark = pytest.mark.slow
+
 POLICY = """version = {version}
 [software]
 allowed = true

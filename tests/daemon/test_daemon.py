@@ -26,6 +26,8 @@ from sealane.client import connect
 from sealane.crypto.audit import Record
 from sealane.crypto.evidence.software import SoftwareKey
 
+pytestmark = pytest.mark.slow
+
 FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 100000000\n'
 
 

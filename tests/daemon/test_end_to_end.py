@@ -23,6 +23,8 @@ from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 
+pytestmark = pytest.mark.slow
+
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 MIB = 1 << 20
 

@@ -24,6 +24,8 @@ from sealane.client.grants import listen_session, open_session
 from sealane.client.messages import SelectiveRepeat
 from sealane.errors import Error, SessionError, UnavailableError
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
 

@@ -14,6 +14,8 @@ from sealane.protocol.nvme.constants import DISCOVERY_NQN
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import HostController
 
+pytestmark = pytest.mark.slow
+
 HOST = "nqn.2026-11.dev.sealane:host"
 NQN = "nqn.2026-11.dev.sealane:plain"
 TARGET = (

@@ -16,6 +16,8 @@ from control_plane import daemon, sealaned, short_directory
 from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
 

@@ -12,6 +12,8 @@ from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController
 
+pytestmark = pytest.mark.slow
+
 HOST = "nqn.2026-11.dev.sealane:host"
 DISKS = "nqn.2026-11.example:disks"
 GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"

@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from control_plane import Site, daemon, sealaned, short_directory
 from etcd_server import etcd_cluster
+
+pytestmark = pytest.mark.slow
 
 EXIT_NOT_VERIFIED = 3
 

@@ -5,9 +5,13 @@ import contextlib
 import json
 import urllib.request
 
+import pytest
+
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import connect
 from sealane.daemon.broker.policy_keeper import REAPPRAISAL_SECONDS
+
+pytestmark = pytest.mark.slow
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:66666666-2222-4333-8444-555555555555"
 

@@ -20,6 +20,8 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from trust.relay import Relay
 
+pytestmark = pytest.mark.slow
+
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
 MIB = 1 << 20
 AUTHORIZATION_SECONDS = 3

@@ -36,6 +36,8 @@ from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from sealane.transport.nvme.volume_queue import VolumeQueue
 from trust.insider import Insider, insider
 
+pytestmark = pytest.mark.slow
+
 HOST = "nqn.2014-08.org.nvmexpress:uuid:44444444-2222-4333-8444-555555555555"
 MIB = 1 << 20
 AUTHORIZATION_SECONDS = 3

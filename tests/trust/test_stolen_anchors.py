@@ -29,6 +29,8 @@ from trust.test_store_anchors import attached, outcome, read, write
 from trust.test_third_party_anchors import array, create, gateway, refusal
 from trust.test_third_party_anchors import attached as attached_here
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["world"]
 
 OLD, NEW = b"1" * 4096, b"2" * 4096

@@ -14,6 +14,8 @@ from sealane.client import Volume, connect
 from trust.test_device_daemons import MIB, World, world
 from trust.test_revocation import HOST, host_of
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["world"]
 
 
