@@ -72,7 +72,9 @@ class HalfSender:
             self._socket.settimeout(0.02)
             self._write(_PREFACE + _frame(SETTINGS, 0, 0, b""))
             deadline = time.monotonic() + PATIENCE_SECONDS
-            while not (self.accepted or self.ended) and time.monotonic() < deadline:
+            while not (self.accepted or self.ended):
+                if time.monotonic() > deadline:
+                    raise TimeoutError
                 self.receive()
         except OSError:
             plain.close()

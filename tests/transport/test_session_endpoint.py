@@ -568,7 +568,7 @@ def test_job_finds_no_other_way_to_write_completions(attack: Callable[[int], Non
 
 def test_any_thread_reads_the_statistics_while_the_session_ends() -> None:
     with pair() as (left, _), concurrent.futures.ThreadPoolExecutor(1) as threads:
-        is_over = threading.Event()
+        has_read, is_over = threading.Event(), threading.Event()
 
         def read() -> int:
             count = 0
@@ -576,12 +576,15 @@ def test_any_thread_reads_the_statistics_while_the_session_ends() -> None:
                 assert left.endpoint.statistics()
                 assert left.endpoint.paths()
                 count += 1
+                has_read.set()
             return count
 
         reader = threads.submit(read)
-        time.sleep(0.01)
-        left.endpoint.close()
-        is_over.set()
+        try:
+            assert has_read.wait(PATIENCE_SECONDS)
+            left.endpoint.close()
+        finally:
+            is_over.set()
         assert reader.result(PATIENCE_SECONDS) > 0
 
 
