@@ -24,6 +24,7 @@ from sealane.client.facade import any_thread
 from sealane.client.grants import listen_session, listen_sessions, open_session
 from sealane.client.listener import Listener
 from sealane.client.session import Session
+from sealane.client.trace_context import TraceContext
 from sealane.client.volume import Volume, front_end_of
 from sealane.client.volumes import Volumes
 from sealane.errors import UnavailableError, VerificationError
@@ -280,7 +281,9 @@ async def connect(socket: str | os.PathLike[str] | None = None) -> AsyncIterator
     path = os.fspath(default_socket() if socket is None else socket)
     await _probe(path)
     options = [("grpc.enable_http_proxy", 0)]
-    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+    async with grpc.aio.insecure_channel(
+        f"unix:{path}", options=options, interceptors=[TraceContext()]
+    ) as channel:
         yield Client(channel, directory=os.path.dirname(path))  # noqa: PTH120
 
 

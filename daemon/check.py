@@ -6,11 +6,14 @@ reported before anything is served, and always in the same words.
 
 from pathlib import Path
 
+from cryptography import x509
+
 from sealane.crypto.certificates import parse_anchor
 from sealane.daemon.config import Config, EnrolmentConfig, load_config
 from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.directories import JobsDirectory, check_directory, is_for_another
 from sealane.daemon.runtime.files import read_file
+from sealane.errors import UsageError
 
 
 def load_checked(path: Path) -> Config:
@@ -38,6 +41,8 @@ def check_start(config: Config) -> None:
         from sealane.daemon.broker.check import check_broker  # noqa: PLC0415
 
         check_broker(config.broker)
+    if config.traces is not None and config.traces.ca_file is not None:
+        _check_certificates(config.traces.ca_file, key="traces.ca_file")
     if config.enrolment is not None:
         _check_enrolment(config.enrolment, own_anchor=_own_anchor(config))
     if config.target is not None:
@@ -51,6 +56,16 @@ def check_start(config: Config) -> None:
 
         for party in config.gateway.third_party:
             third_party_of(party)
+
+
+def _check_certificates(path: str, *, key: str) -> None:
+    pem = read_file(path, key=key)
+    try:
+        x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise UsageError(
+            "config.value", f"{key} {path}: no certificates; allowed: a file of them, in PEM"
+        ) from error
 
 
 def _own_anchor(config: Config) -> Path | None:

@@ -27,6 +27,7 @@ from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.daemon.runtime.notify import Notifier
 from sealane.daemon.runtime.servers import local_door, new_server, running
 from sealane.daemon.runtime.space import SPACE_SERVICES, SpaceWatch
+from sealane.daemon.runtime.traces import PASSED_ON, SentTraces
 from sealane.errors import Error
 from sealane.protocol.v1 import nodes_pb2_grpc
 
@@ -81,6 +82,11 @@ class Daemon:
         run_directory: RunDirectory,
     ) -> None:
         metrics = Metrics(is_broker=config.broker is not None)
+        traces = PASSED_ON
+        if config.traces is not None:
+            lost = metrics.spans_lost
+            traces = SentTraces(config.traces, node=config.node.name, lost=lost)
+            stack.push_async_callback(traces.close)
         self._tasks = tasks
         self._stack = stack
         self._started = utc_now()
@@ -94,8 +100,9 @@ class Daemon:
             config=config,
             run_directory=run_directory,
             metrics=metrics,
+            traces=traces,
             enrolled=EnrolledRoles(config, metrics=metrics, spawn=self.spawn, stack=stack),
-            local=new_server(metrics, None),
+            local=new_server(metrics, None, traces),
             spawn=self.spawn,
             report=self._health.report,
             stack=stack,

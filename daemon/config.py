@@ -39,6 +39,7 @@ from sealane.daemon.runtime.config_types import (
 from sealane.daemon.runtime.overflow_ids import overflow_ids
 from sealane.daemon.runtime.process import LockMemory
 from sealane.daemon.runtime.sections import load_section
+from sealane.daemon.runtime.traces_config import TracesConfig
 from sealane.daemon.volume.jobs import RATE_MAX
 from sealane.daemon.volume.store_kinds import STORE_KINDS, only_with
 from sealane.errors import UsageError
@@ -538,6 +539,7 @@ class Config(Section):
     gateway: GatewayConfig | None = None
     fabric: FabricConfig | None = None
     metrics: MetricsConfig | None = None
+    traces: TracesConfig | None = None
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ async def _serve(
     attestation_pb2_grpc.add_AttestationServicer_to_server(
         AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
     )
-    server = new_server(context.metrics, authorizer)
+    server = new_server(context.metrics, authorizer, context.traces)
     trust_pb2_grpc.add_TrustServicer_to_server(
         TrustServicer(verifier.membership, authority, authorizer), server
     )

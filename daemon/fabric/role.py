@@ -117,7 +117,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             ),
         )
 
-    server = new_server(context.metrics, authorizer)
+    server = new_server(context.metrics, authorizer, context.traces)
     sessions_pb2_grpc.add_SessionPeerServicer_to_server(
         SessionPeerServicer(service, identify=identify), server
     )

@@ -22,6 +22,7 @@ from sealane.crypto.certificates import server_name, spiffe_id
 from sealane.daemon.node.call_proofs import CallProofs, ChannelProofs
 from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.daemon.runtime.logs import CORRELATION_KEY
+from sealane.daemon.runtime.traces import passed_on
 from sealane.errors import UnavailableError
 from sealane.protocol.status import error_of
 
@@ -329,6 +330,8 @@ class _Metadata:
         correlation = structlog.contextvars.get_contextvars().get("correlation_id")
         if isinstance(correlation, str):
             metadata.add(CORRELATION_KEY, correlation)
+        for key, value in passed_on():
+            metadata.add(key, value)
         return details._replace(metadata=metadata)
 
 

@@ -17,6 +17,7 @@ from sealane.daemon.runtime.calls import Admit, Authorizer, Refused, no_record
 from sealane.daemon.runtime.directories import RunDirectory
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, running
+from sealane.daemon.runtime.traces import Traces
 from sealane.daemon.volume.events import EventLog
 
 
@@ -27,6 +28,7 @@ class RoleContext:
     config: Config
     run_directory: RunDirectory
     metrics: Metrics
+    traces: Traces
     enrolled: EnrolledRoles
     local: grpc.aio.Server
     """Server of the Unix socket."""

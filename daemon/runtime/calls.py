@@ -7,6 +7,7 @@ A stream is rechecked while it lasts.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import secrets
@@ -32,8 +33,10 @@ from sealane.daemon.runtime.call_keys import CallKeys
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.traces import PASSED_ON, Traces
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
+from sealane.protocol.trace_context import TRACEPARENT_KEY
 
 _GATEWAY: Final = frozenset({Role.GATEWAY})
 _TARGET: Final = frozenset({Role.TARGET})
@@ -331,9 +334,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     `authorizer` is None on the Unix socket, where the file's mode is the authorization.
     """
 
-    def __init__(self, metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        authorizer: Authorizer | TlsOnly | None,
+        traces: Traces = PASSED_ON,
+    ) -> None:
         self._metrics = metrics
         self._authorizer = authorizer
+        self._traces = traces
         self.completion = CallCompletion()
 
     async def intercept_service(
@@ -359,13 +368,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, correlation, handler.unary_unary),
+            self._unary(method, correlation, metadata.get(TRACEPARENT_KEY), handler.unary_unary),
             request_deserializer=_receiving(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
     def _unary(
-        self, method: str, correlation: str, behavior: Callable[[Any, Context], Awaitable[Any]]
+        self,
+        method: str,
+        correlation: str,
+        caller: str | bytes | None,
+        behavior: Callable[[Any, Context], Awaitable[Any]],
     ) -> Callable[[_Received, Context], Awaitable[Any]]:
         perform = behavior
         if method in COMPLETED:
@@ -380,7 +393,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if self._authorizer is not None:
                         await self._authorizer.authorize(method, context, received.digest)
-                    response = await perform(received.message, context)
+                    with self._traced(method, caller):
+                        response = await perform(received.message, context)
                 except grpc.aio.AbortError:
                     self._count(method, "ABORTED")
                     raise
@@ -394,6 +408,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     return response
 
         return answer
+
+    def _traced(
+        self, method: str, caller: str | bytes | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which an authorized call is part of its caller's trace."""
+        if isinstance(self._authorizer, TlsOnly):
+            return contextlib.nullcontext()
+        return self._traces.serve(method, caller)
 
     def _caller(self, context: Context) -> str:
         """Return who calls; "" on the Unix socket."""

@@ -58,6 +58,16 @@ def _loopback_address(value: str) -> str:
     return value
 
 
+def _collector_url(value: str) -> str:
+    scheme, separator, address = value.partition("://")
+    if not separator or scheme not in {"http", "https"}:
+        raise ValueError("https://host:port, or http:// and a loopback address:port")
+    if scheme == "http" and not is_loopback(peer_address(address)):
+        raise ValueError("a loopback address:port after http://, because spans are not encrypted")
+    peer_address(address)
+    return value
+
+
 def _ip_address(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
@@ -102,6 +112,7 @@ def _run_dir(value: str) -> str:
 
 BindAddress = Annotated[str, AfterValidator(_bind_address)]
 PeerAddress = Annotated[str, AfterValidator(peer_address)]
+CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 IpAddresses = Annotated[tuple[str, ...], BeforeValidator(_ip_addresses)]
 NodeName = Annotated[str, AfterValidator(_name)]

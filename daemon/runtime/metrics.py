@@ -147,6 +147,11 @@ class Metrics:
         self.refusals = Counter(
             "sealane_refusals", "Calls refused, by reason id.", ["reason"], registry=r
         )
+        self.spans_lost = Counter(
+            "sealane_spans_lost",
+            "Spans that the collector of traces didn't take.",
+            registry=r,
+        )
         self.job_callers_refused = Counter(
             "sealane_job_callers_refused",
             "Connections to the sockets for jobs that were refused, by reason id.",

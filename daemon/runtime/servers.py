@@ -19,6 +19,7 @@ from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
 from sealane.daemon.runtime.door import Admit, Caller, NoteRefused, door, own_user_and_root, relay
 from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.traces import PASSED_ON, Traces
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import calls_pb2_grpc
 
@@ -101,7 +102,9 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grpc.aio.Server:
+def new_server(
+    metrics: Metrics, authorizer: Authorizer | TlsOnly | None, traces: Traces = PASSED_ON
+) -> grpc.aio.Server:
     """Return a server with a `CallInterceptor`; `authorizer` is None for the Unix socket.
 
     With an `Authorizer`, the server also gives its callers the keys that prove their calls.
@@ -109,7 +112,7 @@ def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grp
     quota = None
     if authorizer is not None:
         quota = STRANGERS if isinstance(authorizer, TlsOnly) else CERTIFIED
-    calls = CallInterceptor(metrics, authorizer)
+    calls = CallInterceptor(metrics, authorizer, traces)
     server = grpc.aio.server(interceptors=[calls], options=server_options(quota))
     _completions[server] = calls.completion
     if isinstance(authorizer, Authorizer):

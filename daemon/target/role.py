@@ -90,7 +90,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     context.event_logs.append(service.events)
     context.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
     authorizer = context.authorizer(identity, authorizations.admit)
-    server = new_server(context.metrics, authorizer)
+    server = new_server(context.metrics, authorizer, context.traces)
     storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
     await context.serve(
         server,

@@ -67,7 +67,7 @@ MISTAKES = {
         NODE + BROKER + "[gatway]\n",
         (
             "gatway: unknown key; did you mean 'gateway'? allowed: broker, enrolment, fabric, "
-            "gateway, metrics, node, target, tpm [config.key.unknown]"
+            "gateway, metrics, node, target, tpm, traces [config.key.unknown]"
         ),
     ),
     "unknown key without likeness": (
@@ -242,6 +242,27 @@ MISTAKES = {
         (
             'broker.etcd: found {"endpoints": ["h:1"], "ca_file": "/ca"}; allowed: all of ca_file, '
             "certificate_file and key_file, or none of them [config.value]"
+        ),
+    ),
+    "spans in the clear": (
+        NODE + BROKER + '[traces]\nendpoint = "http://192.0.2.1:4317"\n',
+        (
+            'traces.endpoint: found "http://192.0.2.1:4317"; allowed: a loopback address:port '
+            "after http://, because spans are not encrypted [config.value]"
+        ),
+    ),
+    "collector without a scheme": (
+        NODE + BROKER + '[traces]\nendpoint = "127.0.0.1:4317"\n',
+        (
+            'traces.endpoint: found "127.0.0.1:4317"; allowed: https://host:port, or http:// and a '
+            "loopback address:port [config.value]"
+        ),
+    ),
+    "certificates for no TLS": (
+        NODE + BROKER + '[traces]\nendpoint = "http://127.0.0.1:4317"\nca_file = "/ca"\n',
+        (
+            'traces.ca_file: found "/ca"; allowed: nothing, because the endpoint is without TLS '
+            "(http:) [config.value]"
         ),
     ),
     "cluster without members": (
