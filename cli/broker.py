@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
+from sealane.cli.names import find_registered
 from sealane.cli.output import CALL_SECONDS, Output, pages
-from sealane.cli.verbs import verb
+from sealane.cli.verbs import named, verb
 from sealane.client import Client, translated
 from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2
@@ -29,9 +30,10 @@ async def key_rotate(client: Client, options: argparse.Namespace, output: Output
 
 async def lease_list(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Print the broker's records of leases."""
+    volume = await find_registered(client, options.volume) if options.volume else ""
 
     def call(token: str) -> Awaitable[operator_pb2.ListLeasesResponse]:
-        request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=options.volume)
+        request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=volume)
         return client.operator.ListLeases(request, timeout=CALL_SECONDS)
 
     with translated():
@@ -47,8 +49,8 @@ async def lease_list(client: Client, options: argparse.Namespace, output: Output
 
 def add_key_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `key` that need a broker."""
-    rotate = verb(verbs, "rotate", key_rotate, "start a volume's next key epoch, at the broker")
-    rotate.add_argument("name", metavar="NAME", help="volumes/<UUID>")
+    text = "start a volume's next key epoch, at the broker"
+    named(verbs, "rotate", key_rotate, text, find=find_registered)
 
 
 def add_lease_verbs(verbs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sealane.cli.output import CALL_SECONDS, pages
 from sealane.client import Client, translated
 from sealane.errors import UnavailableError, UsageError
-from sealane.protocol.v1 import devices_pb2, sessions_pb2, trust_pb2
+from sealane.protocol.v1 import broker_pb2, devices_pb2, operator_pb2, sessions_pb2, trust_pb2
 
 PREFIX_MIN: Final = 4
 """Shortest beginning of an id that stands for it."""
@@ -61,12 +61,26 @@ def meant(text: str, things: Iterable[Thing], *, noun: str) -> str:
 
 async def find_volume(client: Client, text: str) -> str:
     """Return a volume's name, `volumes/UUID`."""
-    if text.startswith("volumes/"):
-        return text
-    if _is_uuid(text):
-        return f"volumes/{text}"
+    if name := _volume_name(text):
+        return name
     volumes = await client.volumes.list()
     return meant(text, (Thing(v.name, v.display_name) for v in volumes), noun="volume")
+
+
+async def find_registered(client: Client, text: str) -> str:
+    """Return the name of a volume of any tenant, as the broker's registry has it."""
+    if name := _volume_name(text):
+        return name
+    volumes = await list_registered(client)
+    things = (Thing(f"volumes/{v.volume_id}", v.display_name) for v in volumes)
+    return meant(text, things, noun="volume")
+
+
+def _volume_name(text: str) -> str:
+    """Return the volume's name if `text` is one or a whole id, else ""."""
+    if text.startswith("volumes/"):
+        return text
+    return f"volumes/{text}" if _is_uuid(text) else ""
 
 
 async def find_session(client: Client, text: str) -> str:
@@ -92,6 +106,13 @@ async def list_sessions(client: Client) -> list[sessions_pb2.Session]:
     found = _pages(client.sessions.ListSessions, sessions_pb2.ListSessionsRequest)
     with translated():
         return [session async for page in found for session in page.sessions]
+
+
+async def list_registered(client: Client) -> list[broker_pb2.VolumeDescriptor]:
+    """Return the volumes of all tenants that the broker knows."""
+    found = _pages(client.operator.ListRegisteredVolumes, operator_pb2.ListRegisteredVolumesRequest)
+    with translated():
+        return [volume async for page in found for volume in page.volumes]
 
 
 async def list_devices(client: Client) -> list[devices_pb2.Device]:

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sealane.cli.names import find_volume
+from sealane.cli.names import find_volume, list_registered
 from sealane.cli.output import SIZE_UNITS, Output, size_text
+from sealane.cli.registered_volumes import show_registered
 from sealane.cli.verbs import confirm, destructive, named, verb, watched
 from sealane.cli.volume_io import add_range, volume_read, volume_write
 from sealane.cli.volume_jobs import add_job_verbs, health_text, store_rows
 from sealane.client import Client, Volume, VolumeEvent, VolumeShare
+from sealane.crypto.roles import Role
 from sealane.daemon.runtime.files import write_secret
 from sealane.errors import UsageError
 from sealane.protocol.kinds import AnchorKind, VolumeMode
@@ -53,7 +55,8 @@ def add_verbs(verbs: Any) -> None:
     )
     create.add_argument("--wait", action="store_true", help="wait until the volume is filled")
     named(verbs, "get", _volume_get, "show a volume", find=find_volume)
-    watched(verb(verbs, "list", _volume_list, "list every volume"))
+    text = "list every volume: a gateway's tenant's, or a broker's of all tenants"
+    watched(verb(verbs, "list", _volume_list, text))
     destructive(
         named(verbs, "delete", _volume_delete, "delete a volume and its data", find=find_volume)
     )
@@ -158,6 +161,10 @@ async def _volume_clone(client: Client, options: argparse.Namespace, output: Out
 
 
 async def _volume_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    roles = (await client.status()).roles
+    if Role.BROKER in roles and Role.GATEWAY not in roles:
+        show_registered(await list_registered(client), output)
+        return
     volumes = await client.volumes.list(with_store=True)
     output.show(
         [dataclasses.asdict(v) for v in volumes],

@@ -1,4 +1,4 @@
-"""gRPC service of keys and leases for the broker's operator, on its Unix socket."""
+"""gRPC service of volumes, keys and leases for the broker's operator, on its Unix socket."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
@@ -9,13 +9,14 @@ from google.protobuf import timestamp_pb2
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.volume_access import descriptor_of
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
 from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
-    """Rotates keys and lists leases."""
+    """Rotates keys, lists volumes and leases."""
 
     def __init__(self, broker: BrokerService) -> None:
         self._broker = broker
@@ -32,6 +33,18 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             volume_id=str(volume.volume_id),
             oldest_key_epoch=volume.oldest_key_epoch,
             key_epoch=volume.key_epoch,
+        )
+
+    async def ListRegisteredVolumes(
+        self, request: operator_pb2.ListRegisteredVolumesRequest, context: Context
+    ) -> operator_pb2.ListRegisteredVolumesResponse:
+        """Return a page of the volumes of all tenants."""
+        page, token = await self._broker.volumes(
+            page_size=request.page_size, page_token=request.page_token
+        )
+        return operator_pb2.ListRegisteredVolumesResponse(
+            volumes=[descriptor_of(record, record.shares) for record in page],
+            next_page_token=token,
         )
 
     async def ListLeases(

@@ -139,20 +139,31 @@ class BrokerService:
         self, caller: Subject, *, page_size: int, page_token: str
     ) -> tuple[list[broker_pb2.SignedVolumeDescriptor], str]:
         """Return a page of descriptors and the token of the next one (empty: last page)."""
-        after = str(parse_uuid(page_token, what="page token")) if page_token else ""
-        limit = page_limit(page_size)
         is_target = caller.role == Role.TARGET
-        records = await self.registry.list_volumes(
+        page, token = await self.volumes(
             tenant=None if is_target else caller.tenant,
             target_node=caller.node if is_target else None,
-            after=after,
-            limit=limit + 1,
+            page_size=page_size,
+            page_token=page_token,
         )
-        more = len(records) > limit
+        return [signed_descriptor(self.authority, r, caller) for r in page], token
+
+    async def volumes(
+        self,
+        *,
+        tenant: str | None = None,
+        target_node: str | None = None,
+        page_size: int,
+        page_token: str,
+    ) -> tuple[list[VolumeRecord], str]:
+        """Return a page of records, and the token of the next one; None: of all."""
+        after = str(parse_uuid(page_token, what="page token")) if page_token else ""
+        limit = page_limit(page_size)
+        records = await self.registry.list_volumes(
+            tenant=tenant, target_node=target_node, after=after, limit=limit + 1
+        )
         page = records[:limit]
-        return [signed_descriptor(self.authority, r, caller) for r in page], str(
-            page[-1].volume_id
-        ) if more else ""
+        return page, str(page[-1].volume_id) if len(records) > limit else ""
 
     async def finish_filling(
         self, caller: Subject, volume_id: str

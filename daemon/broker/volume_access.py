@@ -4,11 +4,13 @@ A volume belongs to a tenant. Gateways of tenants that it is shared with may use
 target sees it. For everyone else it does not exist.
 """
 
+from collections.abc import Iterable
+
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.hpke import Context
 from sealane.crypto.lease import Arena
 from sealane.crypto.roles import Role
-from sealane.daemon.broker.records import Stored, VolumeRecord
+from sealane.daemon.broker.records import ShareRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.calls import parse_uuid
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -103,16 +105,11 @@ def secret_context(
     )
 
 
-def signed_descriptor(
-    authority: CertificateAuthority, record: VolumeRecord, caller: Subject
-) -> broker_pb2.SignedVolumeDescriptor:
-    """Describe a volume to the caller: a guest sees only its own share, a target none."""
-    told = [
-        share
-        for share in record.shares
-        if caller.role == Role.GATEWAY and caller.tenant in {record.tenant, share.tenant}
-    ]
-    descriptor = broker_pb2.VolumeDescriptor(
+def descriptor_of(
+    record: VolumeRecord, shares: Iterable[ShareRecord]
+) -> broker_pb2.VolumeDescriptor:
+    """Describe a volume with these of its shares."""
+    return broker_pb2.VolumeDescriptor(
         volume_id=str(record.volume_id),
         generation=record.generation,
         sector_count=record.sector_count,
@@ -127,9 +124,22 @@ def signed_descriptor(
         oldest_key_epoch=record.oldest_key_epoch,
         device_id="" if record.device_id is None else str(record.device_id),
         shares=[
-            broker_pb2.VolumeShare(tenant=share.tenant, read_only=share.read_only) for share in told
+            broker_pb2.VolumeShare(tenant=share.tenant, read_only=share.read_only)
+            for share in shares
         ],
-    ).SerializeToString(deterministic=True)
+    )
+
+
+def signed_descriptor(
+    authority: CertificateAuthority, record: VolumeRecord, caller: Subject
+) -> broker_pb2.SignedVolumeDescriptor:
+    """Describe a volume to the caller: a guest sees only its own share, a target none."""
+    told = [
+        share
+        for share in record.shares
+        if caller.role == Role.GATEWAY and caller.tenant in {record.tenant, share.tenant}
+    ]
+    descriptor = descriptor_of(record, told).SerializeToString(deterministic=True)
     return broker_pb2.SignedVolumeDescriptor(
         descriptor=descriptor, signature=authority.sign_descriptor(descriptor)
     )

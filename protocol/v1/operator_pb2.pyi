@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from sealane.protocol.v1 import broker_pb2 as broker_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -58,6 +59,52 @@ class VolumeKeyEpochs(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["key_epoch", b"key_epoch", "oldest_key_epoch", b"oldest_key_epoch", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListRegisteredVolumesRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """0: 1000, the maximum"""
+    page_token: builtins.str
+    """next_page_token of the previous page; empty: first page"""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListRegisteredVolumesResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUMES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """empty: last page"""
+    @builtins.property
+    def volumes(self) -> containers.RepeatedCompositeFieldContainer[broker_pb2.VolumeDescriptor]:
+        """with all their shares"""
+
+    def __init__(
+        self,
+        *,
+        volumes: abc.Iterable[broker_pb2.VolumeDescriptor] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "volumes", b"volumes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperatorStub:
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket.
+    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket.
     """
 
     def __init__(self, channel):
@@ -40,6 +40,11 @@ class OperatorStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateVolumeKeyRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.VolumeKeyEpochs.FromString,
                 _registered_method=True)
+        self.ListRegisteredVolumes = channel.unary_unary(
+                '/sealane.v1.Operator/ListRegisteredVolumes',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListRegisteredVolumesRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListRegisteredVolumesResponse.FromString,
+                _registered_method=True)
         self.ListLeases = channel.unary_unary(
                 '/sealane.v1.Operator/ListLeases',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesRequest.SerializeToString,
@@ -48,11 +53,18 @@ class OperatorStub:
 
 
 class OperatorServicer:
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket.
+    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket.
     """
 
     def RotateVolumeKey(self, request, context):
         """Begins a volume's next key epoch; its gateways switch to it within seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRegisteredVolumes(self, request, context):
+        """Lists the registered volumes of all tenants, ordered by id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,6 +85,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateVolumeKeyRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.VolumeKeyEpochs.SerializeToString,
             ),
+            'ListRegisteredVolumes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRegisteredVolumes,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListRegisteredVolumesRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListRegisteredVolumesResponse.SerializeToString,
+            ),
             'ListLeases': grpc.unary_unary_rpc_method_handler(
                     servicer.ListLeases,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesRequest.FromString,
@@ -87,7 +104,7 @@ def add_OperatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operator:
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket.
+    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket.
     """
 
     @staticmethod
@@ -107,6 +124,33 @@ class Operator:
             '/sealane.v1.Operator/RotateVolumeKey',
             sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateVolumeKeyRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_operator__pb2.VolumeKeyEpochs.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRegisteredVolumes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/ListRegisteredVolumes',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.ListRegisteredVolumesRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.ListRegisteredVolumesResponse.FromString,
             options,
             channel_credentials,
             insecure,

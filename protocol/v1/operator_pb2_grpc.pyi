@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorStub:
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,21 +35,25 @@ class OperatorStub:
     def __new__(cls, channel: _aio.Channel) -> OperatorAsyncStub: ...
     RotateVolumeKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateVolumeKeyRequest, _operator_pb2.VolumeKeyEpochs]
     """Begins a volume's next key epoch; its gateways switch to it within seconds."""
+    ListRegisteredVolumes: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRegisteredVolumesRequest, _operator_pb2.ListRegisteredVolumesResponse]
+    """Lists the registered volumes of all tenants, ordered by id."""
     ListLeases: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]
     """Lists all leases, ordered by broker instance, start epoch and lease id."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RotateVolumeKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateVolumeKeyRequest, _operator_pb2.VolumeKeyEpochs]  # type: ignore[assignment]
     """Begins a volume's next key epoch; its gateways switch to it within seconds."""
+    ListRegisteredVolumes: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRegisteredVolumesRequest, _operator_pb2.ListRegisteredVolumesResponse]  # type: ignore[assignment]
+    """Lists the registered volumes of all tenants, ordered by id."""
     ListLeases: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]  # type: ignore[assignment]
     """Lists all leases, ordered by broker instance, start epoch and lease id."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
 
     @_abc_1.abstractmethod
     def RotateVolumeKey(
@@ -58,6 +62,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.VolumeKeyEpochs, _abc.Awaitable[_operator_pb2.VolumeKeyEpochs]]:
         """Begins a volume's next key epoch; its gateways switch to it within seconds."""
+
+    @_abc_1.abstractmethod
+    def ListRegisteredVolumes(
+        self,
+        request: _operator_pb2.ListRegisteredVolumesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListRegisteredVolumesResponse, _abc.Awaitable[_operator_pb2.ListRegisteredVolumesResponse]]:
+        """Lists the registered volumes of all tenants, ordered by id."""
 
     @_abc_1.abstractmethod
     def ListLeases(

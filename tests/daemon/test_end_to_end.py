@@ -84,6 +84,28 @@ def _host(volume: Volume, *, host_nqn: str = HOST) -> HostController:
     )
 
 
+async def test_a_broker_lists_the_volumes_of_all_tenants(cluster: Cluster) -> None:
+    async with connect(cluster.gateway.socket) as client:
+        volume = await client.volumes.create(size_bytes=8 * MIB, display_name="listed")
+        await client.volumes.share(volume.name, tenant="guest", read_only=True)
+    at = ("--socket", cluster.broker.socket)
+    listed = sealanectl("volume", "list", *at, "-o", "json")
+    assert listed.returncode == 0, listed.stderr
+    (row,) = (row for row in json.loads(listed.stdout) if row["name"] == volume.name)
+    assert (row["tenant"], row["target_node"], row["size_bytes"]) == ("t", "s", 8 * MIB)
+    assert row["shares"] == [{"tenant": "guest", "read_only": True}]
+    wide = sealanectl("volume", "list", *at, "-o", "wide")
+    assert "guest (read only)" in wide.stdout
+    # Its own verbs take what the list shows.
+    rotated = sealanectl("key", "rotate", "listed", *at, "-o", "json")
+    assert rotated.returncode == 0, rotated.stderr
+    assert json.loads(rotated.stdout)["volume"] == volume.name
+    prefix = volume.name.removeprefix("volumes/")[:12]
+    assert sealanectl("lease", "list", "--volume", prefix, *at).returncode == 0
+    absent = sealanectl("lease", "list", "--volume", "absent", *at)
+    assert (absent.returncode, "name.not_found" in absent.stderr) == (4, True)
+
+
 async def test_bytes_written_through_the_gateway_come_back(cluster: Cluster) -> None:
     data = secrets.token_bytes(2 * MIB)
     async with connect(cluster.gateway.socket) as client:
