@@ -142,6 +142,23 @@ def test_state_directory_open_to_others_is_refused(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [("--check",), ()])
+def test_state_of_a_later_release_is_refused_in_one_line(
+    site: Site, arguments: tuple[str, ...]
+) -> None:
+    site.write_policy({})
+    config = site.broker_config()
+    (site.root / "broker").mkdir(mode=0o700)
+    (site.root / "broker" / "format").write_text("2\n")
+    ended = sealaned("--config", config, *arguments)
+    assert ended.returncode == 2
+    assert _error(ended.stderr) == (
+        f"sealaned: {site.root / 'broker'}: state of format 2, and this release reads up to 1: "
+        "start the release that wrote it, or a later one [directory.format]"
+    )
+    assert [path.name for path in (site.root / "broker").iterdir()] == ["format"]
+
+
 def test_unusable_run_directory_is_refused(site: Site) -> None:
     site.write_policy({})
     config = site.broker_config()
