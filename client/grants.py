@@ -285,7 +285,7 @@ async def fetch_ring(
     region, submission, completion, doorbell, call = descriptors
     try:
         return JobRing(region, submission, completion, doorbell, call, region=shared)
-    except NotImplementedError as error:
+    except RuntimeError as error:
         raise UsageError(
             "session.ring.version", f"{error}: use the client of the fabric's release"
         ) from error

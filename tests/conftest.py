@@ -15,7 +15,7 @@ settings.load_profile("gate")
 
 
 LABS = ("lab", "lab_compat", "lab_image", "lab_systemd", "lab_verbs")
-"""Markers of tests that boot machines or need the previous release: run only if selected with `-m`."""
+"""Markers of tests that boot machines, or need the previous release: run only with `-m`."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from control_plane import Daemon, Site, short_directory
 from fabric_daemons import SECTION
@@ -14,6 +16,9 @@ from kills.restarts import start_in_place
 
 ORDER = ("broker", "s", "g", "a", "b")
 """The order of an upgrade (docs/operate/upgrade.md): broker, target, gateway, two fabrics."""
+
+_TESTS: Final = Path(__file__).parents[1]
+_RUN_JOB: Final = 'runpy.run_module("compat.job", run_name="__main__")'
 
 
 class Release(Enum):
@@ -48,6 +53,17 @@ class Cluster:
         """Stop a daemon as its service manager would, and start the other release in its place."""
         assert await asyncio.to_thread(self.daemons[name].stop) == 0
         await asyncio.to_thread(self.start, name, release)
+
+    async def run_job(self, release: Release) -> None:
+        """Run a job (compat.job) with this release's client."""
+        job = await asyncio.create_subprocess_exec(
+            *release.prefix,
+            sys.executable,
+            *("-c", "import runpy, sys; sys.path.append(sys.argv.pop(1)); " + _RUN_JOB),
+            *(str(_TESTS), *map(self.socket, "gab")),
+            self.daemons["b"].addresses["fabric_control"],
+        )
+        assert await job.wait() == 0, f"a job with the client of {release.value} release failed"
 
     def socket(self, name: str) -> str:
         """Return the path of a daemon's socket."""

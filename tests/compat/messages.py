@@ -12,7 +12,6 @@ from sealane.client.grants import listen_session, open_session
 from sealane.errors import Error
 from seeds import SEED
 
-_NAME = "gradients"
 _BYTES = 1 << 18
 _RATE = 200_000_000
 
@@ -28,7 +27,14 @@ class Messages:
     repeats the message that wasn't acknowledged. At any other time an end is a failure.
     """
 
-    def __init__(self, socket: Callable[[str], str], peer_address: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        socket: Callable[[str], str],
+        peer_address: Callable[[], str],
+        *,
+        name: str = "gradients",
+    ) -> None:
+        self._name = name
         self._socket = socket
         self._peer_address = peer_address
         self._sent = 0
@@ -68,17 +74,20 @@ class Messages:
             try:
                 await job()
             except (Error, OSError):
-                if not (self.is_over or self._is_replacing):
+                if not self._may_end():
                     raise
                 # The fabric is away, or the peer's is and its end wasn't noticed yet.
                 await asyncio.sleep(0.05)
+
+    def _may_end(self) -> bool:
+        return self.is_over or self._is_replacing
 
     async def _send(self) -> None:
         async with (
             connect(self._socket("a")) as client,
             open_session(
                 client.sessions,
-                _NAME,
+                self._name,
                 region_bytes=_BYTES,
                 peer_node="b",
                 peer_address=self._peer_address(),
@@ -100,7 +109,7 @@ class Messages:
     async def _receive(self) -> None:
         async with (
             connect(self._socket("b")) as client,
-            listen_session(client.sessions, _NAME, region_bytes=_BYTES) as session,
+            listen_session(client.sessions, self._name, region_bytes=_BYTES) as session,
         ):
             while not self.is_over:
                 got = await session.receive(offset=0, length=_BYTES)

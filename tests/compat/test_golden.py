@@ -113,6 +113,8 @@ async def test_daemons_start_on_it_and_the_host_reads_what_it_wrote(store: str) 
 async def attached_again(client: Client, name: str) -> Volume:
     """Return the volume once its gateway serves it as before."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while (volume := await client.volumes.get(name)).state != "attached":
+        while True:
+            volume = await client.volumes.get(name)
+            if volume.state == "attached":
+                return volume
             await asyncio.sleep(0.05)
-    return volume

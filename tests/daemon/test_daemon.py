@@ -159,6 +159,31 @@ def test_state_of_a_later_release_is_refused_in_one_line(
     assert [path.name for path in (site.root / "broker").iterdir()] == ["format"]
 
 
+def test_check_refuses_a_device_of_a_later_format(site: Site) -> None:
+    site.write_policy({})
+    volumes = site.root / "broker" / "volumes"
+    volumes.mkdir(mode=0o700, parents=True)
+    volumes.parent.chmod(0o700)
+    (volumes / "device").write_text('{"format":2}')
+    config = site.broker_config()
+    config.write_text(
+        config.read_text()
+        + '[enrolment]\nbroker_address = "127.0.0.1:1"\nattestation_address = "127.0.0.1:1"\n'
+        + f'trust_anchor = "{site.root / "broker" / "trust-anchor.pem"}"\nevidence = "software"\n'
+        + f'key_file = "{site.root / "broker.pem"}"\n'
+        + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "file"\n'
+    )
+    site.key("broker")
+    ended = sealaned("--config", config, "--check")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        (
+            f"sealaned: {volumes / 'device'}: a device of format 2, and this release reads 1: "
+            "start the release that wrote it, or a later one [device.format]\n"
+        ),
+    )
+
+
 def test_unusable_run_directory_is_refused(site: Site) -> None:
     site.write_policy({})
     config = site.broker_config()

@@ -13,6 +13,7 @@ from brokers import MemoryAudit
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.crypto.queue import VERSION
 from sealane.daemon.gateway.grants import QueueGrant
 from sealane.daemon.gateway.volumes import Via
 from sealane.daemon.runtime.servers import (
@@ -21,7 +22,6 @@ from sealane.daemon.runtime.servers import (
 )
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.events import Event
-from sealane.crypto.queue import VERSION
 from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (

@@ -9,7 +9,7 @@ import pytest
 from kills.load import BYTES, WRITERS, Load
 from kills.storage_world import StorageWorld, storage_world
 from patience import PATIENCE_SECONDS
-from sealane.client import Disk, Volume, connect
+from sealane.client import Volume, connect
 from sealane.errors import UnavailableError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import HostController

@@ -1,7 +1,6 @@
 """Memories of a session that finds its unit."""
 
 import contextlib
-import fcntl
 import os
 import secrets
 import time
@@ -9,7 +8,7 @@ import time
 import pytest
 
 from patience import PATIENCE_SECONDS
-from sealane._native import JobRing, SessionEndpoint, SharedRegion
+from sealane._native import SessionEndpoint, SharedRegion
 
 UNITS = [4032, 1408]
 
@@ -53,17 +52,3 @@ def test_a_job_keeps_the_memories_that_it_has(*, takes_early: bool) -> None:
         start(right, left.local_addresses[0], 2, (backward, forward))
         expected = ("closed", "session.endpoint.resources") if takes_early else ("established", "")
         assert wait_settled(left) == expected
-
-
-def test_rings_of_another_version_are_refused_by_name() -> None:
-    with contextlib.ExitStack() as stack:
-        made = SessionEndpoint(["127.0.0.1:0"], SharedRegion(1 << 20))
-        stack.enter_context(contextlib.closing(made))
-        region, submission, completion, *bells = made.take_job_fds()
-        sealed, header = completion, os.pread(completion, os.fstat(completion).st_size, 0)
-        stack.callback(os.close, sealed)
-        other = os.memfd_create("completion", os.MFD_ALLOW_SEALING)
-        os.write(other, header[:8] + (5).to_bytes(8, "little") + header[16:])
-        fcntl.fcntl(other, fcntl.F_ADD_SEALS, fcntl.fcntl(sealed, fcntl.F_GET_SEALS))
-        with pytest.raises(NotImplementedError, match="don't have version 4"):
-            JobRing(region, submission, other, *bells)

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::{PyBlockingIOError, PyNotImplementedError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::session::doorbell::JobBell;
@@ -480,12 +480,13 @@ impl JobRing {
         let shared = region.as_ref().map(|region| region.get().memory());
         let bell = JobBell { doorbell, call };
         lingering::free_ended();
-        let job = Job::attach(memory, submission, completion, bell, shared).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::Unsupported => PyNotImplementedError::new_err(error.to_string()),
-                _ => error.into(),
-            }
-        })?;
+        let job =
+            Job::attach(memory, submission, completion, bell, shared).map_err(
+                |error| match error.kind() {
+                    io::ErrorKind::Unsupported => PyRuntimeError::new_err(error.to_string()),
+                    _ => error.into(),
+                },
+            )?;
         let region = match region {
             Some(region) => region,
             None => Py::new(py, Region::new(Arc::clone(job.region())))?,

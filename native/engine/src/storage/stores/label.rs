@@ -72,3 +72,17 @@ impl Label {
         Ok(claimed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_of_another_version_is_refused_by_number() {
+        let label = Label { uuid: [1; 16], seed: [2; 32], sector_count: 9 };
+        let mut page = label.encode(&Authority::Device);
+        page.0[8] = 3;
+        let error = Label::claimed(&page).expect_err("version 3");
+        assert!(error.to_string().contains("version 3, and this release has version 2"), "{error}");
+    }
+}
