@@ -132,9 +132,9 @@ kill-test: build ## kill -9 of brokers, targets, gateways and etcd members under
 PREVIOUS ?=
 
 .PHONY: test-compat
-test-compat: build ## a cluster of the previous release (PREVIOUS=REF) and this one, upgraded and rolled back (10 minutes)
-	SEALANE_PREVIOUS_PATH="$$(tools/previous $(BIN)/python $(PREVIOUS))" \
-	  $(BIN)/pytest tests/compat -s -m lab_compat $(ARGS)
+test-compat: build ## a cluster of the previous release (PREVIOUS=REF) and this one, upgraded and rolled back (5 minutes)
+	previous="$$(tools/previous $(BIN)/python $(PREVIOUS))"; \
+	  SEALANE_PREVIOUS_PATH="$$previous" $(BIN)/pytest tests/compat -s -m lab_compat $(ARGS)
 
 .PHONY: golden
 golden: build ## write the files again that later releases must read (tests/compat/golden)
