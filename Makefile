@@ -129,6 +129,17 @@ kill-test: SEED := $(NEW_SEED)
 kill-test: build ## kill -9 of brokers, targets, gateways and etcd members under load, KILLS (48) times
 	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s --randomly-seed=$(SEED) $(ARGS)
 
+PREVIOUS ?=
+
+.PHONY: test-compat
+test-compat: build ## a cluster of the previous release (PREVIOUS=REF) and this one, upgraded and rolled back (5 minutes)
+	previous="$$(tools/previous $(BIN)/python $(PREVIOUS))"; \
+	  SEALANE_PREVIOUS_PATH="$$previous" $(BIN)/pytest tests/compat -s -m lab_compat $(ARGS)
+
+.PHONY: golden
+golden: build ## write the files again that later releases must read (tests/compat/golden)
+	PYTHONPATH=tests $(BIN)/python tests/compat/golden_cluster.py
+
 .PHONY: freshness-model
 freshness-model: ## search the model of the freshness protocol; print what goes wrong without each rule
 	cd native && cargo test --locked --release --package sealane-sim --test freshness -- --nocapture $(ARGS)

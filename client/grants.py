@@ -12,7 +12,7 @@ from sealane._native import JobRing, Region
 from sealane.client.calls import sayable, translated
 from sealane.client.listener import Listener, check_backlog
 from sealane.client.session import Session
-from sealane.errors import Error, UnavailableError
+from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
 if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
@@ -270,7 +270,8 @@ async def fetch_ring(
 
     `shared`: the region that the session shares with another one.
 
-    Raises UnavailableError if the token is spent or too old, or the socket isn't served.
+    Raises UnavailableError if the token is spent or too old, or the socket isn't served; UsageError
+    `session.ring.version` if the fabric's release has other rings than this client.
     """
     ring_socket = os.path.join(directory, grant.ring_socket)  # noqa: PTH118
     async with _asked(ring_socket, grant.ring_token) as connection:
@@ -282,7 +283,12 @@ async def fetch_ring(
             RING_REFUSED, "the fabric does not know this grant: it is spent or too old"
         )
     region, submission, completion, doorbell, call = descriptors
-    return JobRing(region, submission, completion, doorbell, call, region=shared)
+    try:
+        return JobRing(region, submission, completion, doorbell, call, region=shared)
+    except RuntimeError as error:
+        raise UsageError(
+            "session.ring.version", f"{error}: use the client of the fabric's release"
+        ) from error
 
 
 def _receive_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -18,8 +18,10 @@ NONCE_BYTES: Final = 16
 TICKET_BYTES: Final = 16
 MILESTONE_BYTES: Final = 32
 """Milestone: progress of a store, as encoded by the engine (docs/formats/secure-queue.md §2)."""
-_LABEL: Final = "sealane queue secret v3"
-_OFFER: Final = "sealane queue offer v3"
+VERSION: Final = 3
+"""Version of the key agreement. Both labels name it, so no peer can be made to use another one."""
+_LABEL: Final = f"sealane queue secret v{VERSION}"
+_OFFER: Final = f"sealane queue offer v{VERSION}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

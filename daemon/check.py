@@ -13,6 +13,7 @@ from sealane.daemon.config import Config, EnrolmentConfig, load_config
 from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.directories import JobsDirectory, check_directory, is_for_another
 from sealane.daemon.runtime.files import read_file
+from sealane.daemon.runtime.state_format import check_format
 from sealane.errors import UsageError
 
 
@@ -35,6 +36,7 @@ def check_start(config: Config) -> None:
     is_state_made = state_dir.exists() or not is_for_another()
     if is_state_made:
         check_directory(state_dir, key="node.state_dir")
+        check_format(state_dir)
     if Path(config.node.run_dir).exists() or not is_for_another():
         check_directory(Path(config.node.run_dir), key="node.run_dir")
     if config.broker is not None:

@@ -14,12 +14,12 @@ settings.register_profile(
 settings.load_profile("gate")
 
 
-LABS = ("lab", "lab_image", "lab_systemd", "lab_verbs")
-"""Markers of tests that boot machines: run only if selected with `-m`."""
+LABS = ("lab", "lab_compat", "lab_image", "lab_systemd", "lab_verbs")
+"""Markers of tests that boot machines, or need the previous release: run only with `-m`."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that boot machines, unless the selection is about them."""
+    """Deselect tests of the labs, unless the selection is about them."""
     if "lab" in (config.option.markexpr or ""):
         return
     left_out = [item for item in items if any(map(item.get_closest_marker, LABS))]

@@ -466,7 +466,8 @@ class Table(Generic[R]):
         except ValidationError as error:
             raise VerificationError(
                 "broker.store.malformed",
-                f"{entry.key}: not a {self._model.__name__} of this version",
+                f"{entry.key}: not a {self._model.__name__} of this release, though a broker wrote "
+                "it: start the release that wrote it",
             ) from error
         return Stored(record, entry.revision, entry.key.removeprefix(self._prefix))
 

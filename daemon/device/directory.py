@@ -15,6 +15,7 @@ from sealane.daemon.device.anchors.lock import OwnerLock
 from sealane.daemon.node.peers import ServedDevice
 from sealane.daemon.runtime.files import read_bounded, write_durably
 from sealane.daemon.runtime.reserve_file import RESERVE_NAME
+from sealane.daemon.runtime.state_format import NEWER
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 DEVICE_NAME: Final = "device"
@@ -35,7 +36,7 @@ class DeviceFile:
     def __init__(self, directory: Path) -> None:
         """Read the file, or create it with a new UUID.
 
-        UnavailableError `anchor.in_use`, `device.failed`; VerificationError `device.malformed`.
+        UnavailableError `anchor.in_use`, `device.failed`; errors of `parse_device`.
         """
         self._path = directory / DEVICE_NAME
         self._lock_path = directory / f"{DEVICE_NAME}.lock"
@@ -79,24 +80,46 @@ class DeviceFile:
         return found[1]
 
     def _read(self) -> tuple[uuid.UUID, int] | None:
-        try:
-            content = read_bounded(self._path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._failed(error) from error
-        return parse_device(content, source=str(self._path))
+        return _read_device(self._path)
 
     def _failed(self, error: OSError) -> UnavailableError:
-        return UnavailableError("device.failed", f"{self._path}: {error.strerror}")
+        return _failed(self._path, error)
+
+
+def check_device(directory: Path) -> None:
+    """Raise as `DeviceFile` would if the directory's file names no device; changes nothing."""
+    _read_device(directory / DEVICE_NAME)
+
+
+def _read_device(path: Path) -> tuple[uuid.UUID, int] | None:
+    try:
+        content = read_bounded(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _failed(path, error) from error
+    return parse_device(content, source=str(path))
+
+
+def _failed(path: Path, error: OSError) -> UnavailableError:
+    return UnavailableError("device.failed", f"{path}: {error.strerror}")
 
 
 def parse_device(content: bytes, *, source: str) -> tuple[uuid.UUID, int]:
-    """Return UUID and number of openings; VerificationError `device.malformed`."""
+    """Return UUID and number of openings; UsageError `device.format` for those of a later release.
+
+    VerificationError `device.malformed`.
+    """
     found = parse_canonical_json(
         content, bytes_max=_BYTES_MAX, what=source, reason="device.malformed"
     )
-    name, openings = found.get("device_id"), found.get("openings")
+    name, openings, newer = (found.get(key) for key in ("device_id", "openings", "format"))
+    # Format 1 doesn't name itself.
+    if isinstance(newer, int) and newer > 1:
+        raise UsageError(
+            "device.format",
+            f"{source}: a device of format {newer}, and this release reads 1: {NEWER}",
+        )
     try:
         device_id = uuid.UUID(name) if isinstance(name, str) else None
     except ValueError:

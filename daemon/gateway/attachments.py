@@ -29,7 +29,8 @@ from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KEY_EPOCH_MAX, derive_attachment_key
 from sealane.daemon.runtime.files import read_bounded, sync_directory, write_durably
-from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.daemon.runtime.state_format import NEWER
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, check_nqn
 
@@ -39,6 +40,8 @@ directory."""
 ENTRY_BYTES_MAX: Final = 8192
 ATTACHMENTS_MAX: Final = 4096
 """Maximum number of files that a start reads; more are refused."""
+FORMAT: Final = 1
+"""Format of a file."""
 _NONCE_BYTES: Final = 12
 
 
@@ -208,6 +211,13 @@ class AttachmentFiles:
                 "attachment.rolled_back",
                 f"{self._files / name} is not what this gateway last wrote there",
             )
+        found = _format(content)
+        if found is not None and found != FORMAT:
+            raise UsageError(
+                "attachment.format",
+                f"{self._files / name}: an attachment of format {found}, and this release reads "
+                f"{FORMAT}: {NEWER}",
+            )
         kept = _parsed(name, content)
         if kept is None:
             raise VerificationError(
@@ -233,7 +243,7 @@ class AttachmentFiles:
     def _put(self, kept: SealedAttachment) -> None:
         content = json.dumps(
             {
-                "format": 1,
+                "format": FORMAT,
                 "volume_id": kept.volume_id,
                 "key_epoch": kept.key_epoch,
                 "sealed": base64.b64encode(kept.sealed).decode(),
@@ -277,6 +287,21 @@ class AttachmentFiles:
 
     def _failed(self, error: OSError) -> UnavailableError:
         return UnavailableError("attachment.file", f"{self._files}: {error.strerror}")
+
+
+class _Format(BaseModel):
+    """What files of all formats have."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Annotated[int, Field(ge=1)]
+
+
+def _format(content: bytes) -> int | None:
+    try:
+        return _Format.model_validate_json(content[: ENTRY_BYTES_MAX + 1]).format
+    except ValueError:
+        return None
 
 
 def _parsed(name: str, content: bytes) -> SealedAttachment | None:

@@ -9,6 +9,7 @@ from sealane.crypto.kem import KemKey
 from sealane.crypto.queue import (
     NONCE_BYTES,
     TICKET_BYTES,
+    VERSION,
     QueueOffer,
     QueueTranscript,
     derive_queue_secret,
@@ -62,6 +63,7 @@ class QueueOpening:
             association_epoch=association_epoch,
             read_only=read_only,
             milestone=milestone,
+            version=VERSION,
             sealed_share=seal_share(
                 self._share,
                 self._offer,

@@ -7,7 +7,7 @@ from typing import Final
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
-from sealane.crypto.queue import TICKET_BYTES, QueueOffer
+from sealane.crypto.queue import TICKET_BYTES, VERSION, QueueOffer
 from sealane.daemon.node.authorizations import Authorizations
 from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
@@ -18,6 +18,8 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import storage_pb2
 
 _QUEUE_ID_MAX: Final = 65534
+_UNSAID: Final = 0
+"""Version in requests of releases that didn't state it; it was 3."""
 
 
 class QueueAdmission:
@@ -62,7 +64,7 @@ class QueueAdmission:
         """Derive the queue's secret and admit one Connect with a new ticket.
 
         The caller must be allowed to use the volume, by the authorization of `gateway`. UsageError
-        `queue.id`; VerificationError `queue.host_nqn`, `queue.association.stale`,
+        `queue.version`, `queue.id`; VerificationError `queue.host_nqn`, `queue.association.stale`,
         `volume.rolled_back`; UnavailableError `queue.incarnation`, `queue.gateways`,
         `node.draining`.
         """
@@ -138,6 +140,12 @@ class QueueAdmission:
     def _check(
         self, request: storage_pb2.OpenQueueRequest, volume_id: uuid.UUID, host_nqn: str
     ) -> None:
+        if request.version not in {_UNSAID, VERSION}:
+            raise UsageError(
+                "queue.version",
+                f"version {request.version} of a queue's key agreement; allowed: {VERSION}: "
+                "upgrade this target before its gateways",
+            )
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
         if request.host_nqn != host_nqn:

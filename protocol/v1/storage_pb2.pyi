@@ -198,6 +198,7 @@ class OpenQueueRequest(message.Message):
     READ_ONLY_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
     MILESTONE_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     host_nqn: builtins.str
     queue_id: builtins.int
@@ -215,6 +216,10 @@ class OpenQueueRequest(message.Message):
     """The newest milestone that the gateway has received, 32 bytes; empty: none. A target whose store
     does not contain it refuses with volume.rolled_back.
     """
+    version: builtins.int
+    """Version of the key agreement (secure-queue.md §2); 0: 3. A target that doesn't have it refuses
+    with queue.version.
+    """
     def __init__(
         self,
         *,
@@ -227,10 +232,11 @@ class OpenQueueRequest(message.Message):
         read_only: builtins.bool = ...,
         sealed_share: builtins.bytes = ...,
         milestone: builtins.bytes = ...,
+        version: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "milestone", b"milestone", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "sealed_share", b"sealed_share", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "milestone", b"milestone", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "sealed_share", b"sealed_share", "version", b"version", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -252,6 +252,7 @@ class ChunkBitmap:
 class JobRing:
     # The job's side of a session. Takes over the five descriptors. `region`: that of another
     # session, which shares it, so that arrays in it belong to both; OSError if it is another one.
+    # RuntimeError: the rings are of another version of the ABI.
     def __new__(
         cls,
         region_fd: int,

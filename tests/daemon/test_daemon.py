@@ -142,6 +142,48 @@ def test_state_directory_open_to_others_is_refused(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [("--check",), ()])
+def test_state_of_a_later_release_is_refused_in_one_line(
+    site: Site, arguments: tuple[str, ...]
+) -> None:
+    site.write_policy({})
+    config = site.broker_config()
+    (site.root / "broker").mkdir(mode=0o700)
+    (site.root / "broker" / "format").write_text("2\n")
+    ended = sealaned("--config", config, *arguments)
+    assert ended.returncode == 2
+    assert _error(ended.stderr) == (
+        f"sealaned: {site.root / 'broker'}: state of format 2, and this release reads up to 1: "
+        "start the release that wrote it, or a later one [directory.format]"
+    )
+    assert [path.name for path in (site.root / "broker").iterdir()] == ["format"]
+
+
+def test_check_refuses_a_device_of_a_later_format(site: Site) -> None:
+    site.write_policy({})
+    volumes = site.root / "broker" / "volumes"
+    volumes.mkdir(mode=0o700, parents=True)
+    volumes.parent.chmod(0o700)
+    (volumes / "device").write_text('{"format":2}')
+    config = site.broker_config()
+    config.write_text(
+        config.read_text()
+        + '[enrolment]\nbroker_address = "127.0.0.1:1"\nattestation_address = "127.0.0.1:1"\n'
+        + f'trust_anchor = "{site.root / "broker" / "trust-anchor.pem"}"\nevidence = "software"\n'
+        + f'key_file = "{site.root / "broker.pem"}"\n'
+        + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "file"\n'
+    )
+    site.key("broker")
+    ended = sealaned("--config", config, "--check")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        (
+            f"sealaned: {volumes / 'device'}: a device of format 2, and this release reads 1: "
+            "start the release that wrote it, or a later one [device.format]\n"
+        ),
+    )
+
+
 def test_unusable_run_directory_is_refused(site: Site) -> None:
     site.write_policy({})
     config = site.broker_config()

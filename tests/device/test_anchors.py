@@ -206,6 +206,17 @@ async def test_record_of_another_device_is_refused(host: Host) -> None:
         host.open(device_id=UUID(int=8))
 
 
+@pytest.mark.parametrize("number", [2, 4, 10])
+async def test_record_of_another_format_is_refused_by_number(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "anchor"
+    await FileAnchor.initialise(path, device_id=DEVICE).close()
+    content = fields(f"sealane anchor v{number}", DEVICE.bytes)
+    path.write_bytes(content + hmac.digest(b"sealane file anchor", content, "sha256"))
+    with pytest.raises(UsageError, match=rf"format {number}, and this release reads 3") as caught:
+        FileAnchor.open(path, device_id=DEVICE)
+    assert caught.value.reason == "anchor.format"
+
+
 async def test_truncated_or_changed_record_is_refused(host: Host) -> None:
     await (await host.initialise()).close()
     good = host.path.read_bytes()

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import fcntl
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from sealane._native import SessionEndpoint, SharedRegion
 from sealane.client.grants import fetch_ring
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.runtime import door
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
@@ -29,6 +32,25 @@ async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: 
 
     assert in_use.value.reason == "listen.in_use"
     assert not path.exists()
+
+
+async def test_rings_of_another_version_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "ring.sock"
+    with contextlib.closing(SessionEndpoint(["127.0.0.1:0"], SharedRegion(1 << 20))) as endpoint:
+        region, submission, completion, *bells = endpoint.take_job_fds()
+        header = os.pread(completion, os.fstat(completion).st_size, 0)
+        other = os.memfd_create("completion", os.MFD_ALLOW_SEALING)
+        os.write(other, header[:8] + (5).to_bytes(8, "little") + header[16:])
+        fcntl.fcntl(other, fcntl.F_ADD_SEALS, fcntl.fcntl(completion, fcntl.F_GET_SEALS))
+        os.close(completion)
+        made = (region, submission, other, bells[0], bells[1])
+        async with ring_socket.serve(path, lambda *_: made, lambda _: bytes(16)):
+            grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=b"t" * 16)
+            with pytest.raises(
+                UsageError, match="use the client of the fabric's release"
+            ) as caught:
+                await fetch_ring(grant)
+    assert caught.value.reason == "session.ring.version"
 
 
 async def test_failed_accept_does_not_end_the_fabric(

@@ -185,7 +185,7 @@ async def test_after_a_reboot_the_files_are_believed_once(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}", b"\0" * (ENTRY_BYTES_MAX + 1), b'{"format": 2}', b"[" * 5000],
+    [b"", b"{}", b"\0" * (ENTRY_BYTES_MAX + 1), b'{"format": "2"}', b"[" * 5000],
     ids=["empty", "no fields", "long", "format", "nested"],
 )
 async def test_a_malformed_file_is_refused_and_left_alone(
@@ -196,6 +196,20 @@ async def test_a_malformed_file_is_refused_and_left_alone(
     path.write_bytes(content)
     assert await refusals(directories) == ["attachment.malformed"]
     assert path.read_bytes() == content
+
+
+async def test_a_file_of_a_later_format_is_refused_by_number_and_left_alone(
+    directories: tuple[Path, Path],
+) -> None:
+    path = directories[0] / FILE_NAME / VOLUME
+    path.parent.mkdir()
+    path.write_bytes(b'{"format": 2, "unknown": true}')
+    files = AttachmentFiles(*directories)
+    assert await files.load() == []
+    [error] = files.refused.values()
+    assert error.reason == "attachment.format"
+    assert "format 2, and this release reads 1: start" in str(error)
+    assert path.exists()
 
 
 async def test_a_long_file_is_refused_unread(directories: tuple[Path, Path]) -> None:

@@ -13,6 +13,7 @@ from brokers import MemoryAudit
 from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.crypto.queue import VERSION
 from sealane.daemon.gateway.grants import QueueGrant
 from sealane.daemon.gateway.volumes import Via
 from sealane.daemon.runtime.servers import (
@@ -136,6 +137,29 @@ async def test_queue_ids_that_cannot_be_are_refused(world: World, queue_id: int)
         await world.gateway.attached[0].open_queue(queue_id, 1)
     assert caught.value.reason == "queue.id"
     assert world.target.admitted == {}
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+async def test_another_version_of_the_key_agreement_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    monkeypatch.setattr("sealane.daemon.gateway.queue_opening.VERSION", version)
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    with pytest.raises(UsageError, match=f"version {version} .* allowed: {VERSION}") as caught:
+        await world.gateway.attached[0].open_queue(1, 1)
+    assert caught.value.reason == "queue.version"
+    assert world.target.admitted == {}
+
+
+async def test_a_gateway_that_states_no_version_gets_its_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.gateway.queue_opening.VERSION", 0)
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    await world.gateway.attached[0].open_queue(1, 1)
+    assert len(world.target.admitted) == 1
 
 
 async def test_a_ticket_of_another_length_is_refused(

@@ -2,14 +2,14 @@
 
 import asyncio
 import os
-import random
 from pathlib import Path
 
 import pytest
 
+from kills.load import BYTES, WRITERS, Load
 from kills.storage_world import StorageWorld, storage_world
 from patience import PATIENCE_SECONDS
-from sealane.client import Disk, Volume, connect
+from sealane.client import Volume, connect
 from sealane.errors import UnavailableError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import HostController
@@ -18,57 +18,14 @@ from trust.test_revocation import HOST, host_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-MIB = 1 << 20
-WRITERS = 4
-SHARE = MIB // WRITERS
 ENDS = int(os.environ.get("SEALANE_RESTARTS", "2"))
 """Restarts, and as many crashes."""
 
 
 async def attached(world: StorageWorld) -> Volume:
     async with connect(world.daemons["g"].socket) as client:
-        created = await client.volumes.create(size_bytes=MIB)
+        created = await client.volumes.create(size_bytes=BYTES)
         return await client.volumes.attach(created.name, host_nqn=HOST)
-
-
-class Load:
-    """Writers of separate ranges that read back what they wrote; no call may fail."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._reference = bytearray(MIB)
-        self._rounds = [0] * WRITERS
-        self._moved = asyncio.Condition()
-        self.is_over = False
-
-    async def run(self, writer: int) -> None:
-        chance = random.Random(SEED + writer)
-        while not self.is_over:
-            length = chance.choice([1, 100, 4096, 12_288, 30_001])
-            offset = writer * SHARE + chance.randrange(SHARE - length + 1)
-            content = chance.randbytes(length)
-            durable = chance.random() < 0.2
-            assert await self._disk.write(offset, content, durable=durable) == length
-            self._reference[offset : offset + length] = content
-            if chance.random() < 0.3:
-                await self._disk.flush()
-            at = writer * SHARE
-            assert await self._disk.read(at, SHARE) == self._reference[at : at + SHARE]
-            async with self._moved:
-                self._rounds[writer] += 1
-                self._moved.notify_all()
-
-    async def went_on(self) -> None:
-        """Wait until each writer has made some progress."""
-        wanted = [rounds + 3 for rounds in self._rounds]
-        async with asyncio.timeout(PATIENCE_SECONDS), self._moved:
-            await self._moved.wait_for(
-                lambda: all(now >= then for now, then in zip(self._rounds, wanted, strict=True))
-            )
-
-    async def check(self) -> None:
-        """Read back and compare everything."""
-        assert await self._disk.read(0, MIB) == self._reference
 
 
 async def test_programs_live_through_restarts_and_crashes_of_the_gateway(tmp_path: Path) -> None:

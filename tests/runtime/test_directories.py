@@ -15,6 +15,7 @@ from sealane.daemon.runtime.directories import (
     unusable,
 )
 from sealane.daemon.runtime.reserve_file import RESERVE_BYTES
+from sealane.daemon.runtime.state_format import FORMAT_NAME, check_format
 from sealane.errors import UnavailableError, UsageError
 from small_disk import fill, small_disk
 
@@ -71,3 +72,19 @@ def test_a_file_with_the_same_content_is_left_alone(tmp_path: Path) -> None:
     assert path.stat().st_ino == first
     replace_file(path, b"other")
     assert path.read_bytes() == b"other"
+
+
+@pytest.mark.parametrize("content", [None, b"1", b"1\n"])
+def test_a_state_directory_of_a_format_that_this_release_reads(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / FORMAT_NAME).write_bytes(content)
+    check_format(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"0", b"-1", b"x", b"1.0", b"1 ", b"9" * 10])
+def test_what_is_no_format_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FORMAT_NAME).write_bytes(content)
+    with pytest.raises(UsageError, match="not the number of a format"):
+        check_format(tmp_path)

@@ -281,11 +281,22 @@ async def test_list_of_another_device_is_refused(machine: Machine) -> None:
         await machine.open()
 
 
+def test_device_of_a_later_format_is_refused_by_number(tmp_path: Path) -> None:
+    content = b'{"format":2,"name":"00000000-0000-0000-0000-00000000000d"}'
+    (tmp_path / DEVICE_NAME).write_bytes(content)
+    with pytest.raises(UsageError, match=r"format 2, and this release reads 1: start") as caught:
+        DeviceFile(tmp_path)
+    assert caught.value.reason == "device.format"
+    assert (tmp_path / DEVICE_NAME).read_bytes() == content
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"{}",
+        b'{"format":1}',
+        b'{"format":"2"}',
         b'{"device_id":"00000000-0000-0000-0000-00000000000d"}',
         b'{"device_id":"x","openings":1}',
         b'{"device_id":1,"openings":1}',

@@ -217,6 +217,14 @@ def test_another_version_is_refused() -> None:
     assert refused.value.reason == "session.establish.version"
 
 
+def test_the_version_is_bound_so_nobody_between_the_ends_can_lower_it() -> None:
+    offer = make(Exchange(), Exchange()).offer
+    later = replace(offer)
+    object.__setattr__(later, "version", VERSION + 1)
+
+    assert later.encode() != offer.encode()
+
+
 def test_fields_can_not_run_into_each_other() -> None:
     offer = make(Exchange(), Exchange()).offer
 

@@ -94,7 +94,8 @@ class SqliteStore:
         if version != SCHEMA_VERSION and version not in LEGACY_VERSIONS:
             raise UsageError(
                 "broker.store.version",
-                f"{self.path}: schema version {version}; allowed: {SCHEMA_VERSION}",
+                f"{self.path}: schema version {version}, and this release has {SCHEMA_VERSION}: "
+                "start the release that wrote it",
             )
         return version
 

@@ -1,6 +1,7 @@
 """The file of an anchor kept on this machine: all its records, and the count of changes."""
 
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,12 @@ from sealane.crypto.encoding import fields, parse_fields
 from sealane.daemon.device.anchors.anchor import FAILED, NO_SPACE, RECORDS_MAX, U64_MAX, Anchored
 from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, write_durably
 from sealane.daemon.runtime.reserve_file import FULL
-from sealane.errors import UnavailableError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 
-_LABEL: Final = "sealane anchor v3"
+FORMAT: Final = 3
+_LABEL: Final = f"sealane anchor v{FORMAT}"
+# In each format the label comes first, after its length (four bytes).
+_LABELLED: Final = re.compile(rb"\0\0\0[\x11-\x13]sealane anchor v([1-9][0-9]{0,2})(?![0-9])")
 _MAC_BYTES: Final = 32
 _HEAD_FIELDS: Final = 3
 _NUMBER_BYTES: Final = 8
@@ -52,7 +56,10 @@ class RecordFile:
             raise self._failed(error) from error
 
     def read(self) -> Content | None:
-        """Return the content, or None if there is no file; VerificationError `anchor.record`."""
+        """Return the content, or None if there is no file.
+
+        VerificationError `anchor.record`; UsageError `anchor.format`: of another release.
+        """
         try:
             encoded = read_bounded(self.path)
         except FileNotFoundError:
@@ -62,10 +69,21 @@ class RecordFile:
         signed, mac = encoded[:-_MAC_BYTES], encoded[-_MAC_BYTES:]
         if len(encoded) > FILE_BYTES_MAX or not hmac.compare_digest(mac, self._mac(signed)):
             raise self._refused()
+        self._check_format(signed)
         try:
             return decode_content(signed, device_id=self._device_id)
         except ValueError as error:
             raise self._refused() from error
+
+    def _check_format(self, signed: bytes) -> None:
+        """Raise UsageError `anchor.format` for what another release of this machine wrote."""
+        found = _LABELLED.match(signed)
+        if found is not None and int(found[1]) != FORMAT:
+            raise UsageError(
+                "anchor.format",
+                f"{self.path}: an anchor of format {int(found[1])}, and this release reads "
+                f"{FORMAT}: start the release that wrote it",
+            )
 
     def _mac(self, content: bytes) -> bytes:
         return hmac.digest(bytes(self._key), content, "sha256")

@@ -480,7 +480,13 @@ impl JobRing {
         let shared = region.as_ref().map(|region| region.get().memory());
         let bell = JobBell { doorbell, call };
         lingering::free_ended();
-        let job = Job::attach(memory, submission, completion, bell, shared)?;
+        let job =
+            Job::attach(memory, submission, completion, bell, shared).map_err(
+                |error| match error.kind() {
+                    io::ErrorKind::Unsupported => PyRuntimeError::new_err(error.to_string()),
+                    _ => error.into(),
+                },
+            )?;
         let region = match region {
             Some(region) => region,
             None => Py::new(py, Region::new(Arc::clone(job.region())))?,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::bitmap::ChunkBitmap;
 use super::doorbell::JobBell;
-use super::layout::{Layout, STATE_CLOSED};
+use super::layout::{Layout, STATE_CLOSED, VERSION};
 use super::ring::{Completion, JobRing, PostRefused, Submission};
 use crate::shared_memory::{PeerAccess, SharedMemory};
 
@@ -23,8 +23,8 @@ impl Job {
     ///
     /// `shared`: this process's mapping of a region that the session shares with another one.
     ///
-    /// Fails with `InvalidInput` if they are of another version of the ring ABI, or of another
-    /// region.
+    /// Fails with `Unsupported` if they are of another version of the ring ABI, with `InvalidInput`
+    /// if they are of another region.
     pub fn attach(
         region: OwnedFd,
         submission: OwnedFd,
@@ -41,7 +41,10 @@ impl Job {
         let completion = SharedMemory::attach(completion, PeerAccess::Reads)?;
         let ring = JobRing::new(submission, completion)
             .filter(|ring| ring.layout().region_bytes == region.len() as u64)
-            .ok_or_else(|| invalid("the rings are of another version of the ABI"))?;
+            .ok_or_else(|| {
+                let detail = format!("the fabric's rings don't have version {VERSION} of the ABI");
+                io::Error::new(io::ErrorKind::Unsupported, detail)
+            })?;
         Ok(Self { ring, region, bell })
     }
 

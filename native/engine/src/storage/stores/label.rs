@@ -3,6 +3,7 @@
 use std::io;
 
 use super::fresh::keys::{Authority, Kind, StoreKeys};
+use super::fresh::superblock::other_version;
 use super::pages::Page;
 
 /// First bytes of a label.
@@ -49,8 +50,9 @@ impl Label {
         if field(0, 8) != MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Sealane store"));
         }
-        if field(8, 12) != VERSION.to_le_bytes() {
-            let detail = "a Sealane store of another version";
+        let version = u32::from_le_bytes(field(8, 12).try_into().expect("4 bytes"));
+        if version != VERSION {
+            let detail = other_version(version, VERSION);
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
         Ok(Self {
@@ -68,5 +70,19 @@ impl Label {
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
         Ok(claimed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_of_another_version_is_refused_by_number() {
+        let label = Label { uuid: [1; 16], seed: [2; 32], sector_count: 9 };
+        let mut page = label.encode(&Authority::Device);
+        page.0[8] = 3;
+        let error = Label::claimed(&page).expect_err("version 3");
+        assert!(error.to_string().contains("version 3, and this release has version 2"), "{error}");
     }
 }

@@ -179,13 +179,18 @@ fn a_forged_superblock_is_refused() {
 }
 
 #[test]
-fn a_store_of_the_previous_version_is_refused_by_number() {
-    let world = World::create(None);
-    let mut first = page(&world.disk, 0);
-    first.0[8] = 4;
-    put(&world.disk, 0, &first);
-    let error = World::open(world.disk.whole(), None).err().expect("another version").to_string();
-    assert!(error.contains("version 4") && error.contains("version 5"), "{error}");
+fn a_store_of_another_version_is_refused_by_number_and_with_what_to_do() {
+    for (version, way_out) in [(4, "copy its volume"), (6, "start the release that wrote it")] {
+        let world = World::create(None);
+        let mut first = page(&world.disk, 0);
+        first.0[8] = version;
+        put(&world.disk, 0, &first);
+        let error = World::open(world.disk.whole(), None).err().expect("another version");
+        let wanted = format!(
+            "a Sealane store of version {version}, and this release has version 5: {way_out}"
+        );
+        assert!(error.to_string().starts_with(&wanted), "{error}");
+    }
 }
 
 #[test]

@@ -23,6 +23,17 @@ pub struct Superblock {
     pub geometry: Geometry,
 }
 
+/// What to say of a store's version that isn't this release's, and what to do.
+#[must_use]
+pub fn other_version(found: u32, own: u32) -> String {
+    let way_out = if found > own {
+        "start the release that wrote it, or a later one"
+    } else {
+        "copy its volume with the release that wrote it"
+    };
+    format!("a Sealane store of version {found}, and this release has version {own}: {way_out}")
+}
+
 impl Superblock {
     /// Encodes and seals the page.
     #[must_use]
@@ -52,11 +63,7 @@ impl Superblock {
         }
         let version = u32::from_le_bytes(get(rest));
         if version != VERSION {
-            let detail = format!(
-                "a Sealane store of version {version}, and this release has version {VERSION}: \
-                 copy its volume with the release that wrote it"
-            );
-            return refuse(detail);
+            return refuse(other_version(version, VERSION));
         }
         let _: [u8; 4] = get(rest);
         let (uuid, seed) = (get(rest), get(rest));

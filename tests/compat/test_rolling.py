@@ -1,0 +1,103 @@
+"""A cluster is upgraded to this release and rolled back to the previous one, under load."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from compat.cluster import ORDER, Cluster, Release, cluster
+from compat.messages import Messages
+from kills.load import BYTES, WRITERS, Load
+from patience import PATIENCE_SECONDS
+from sealane.client import Volume, connect
+from trust.test_revocation import HOST
+
+pytestmark = [pytest.mark.lab_compat, pytest.mark.timeout(600)]
+
+SECTOR = 4096
+STORAGE = {"broker", "s", "g"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(Release.PREVIOUS, Release.THIS), (Release.THIS, Release.PREVIOUS)]
+)
+async def test_a_cluster_is_replaced_daemon_by_daemon_and_back(
+    before: Release, after: Release
+) -> None:
+    pauses: list[tuple[str, Release, float, float]] = []
+    steps = [(name, after) for name in ORDER] + [(name, before) for name in reversed(ORDER)]
+    async with cluster(before) as made:
+        kept = {"start": await written_volume(made, "start")}
+        async with connect(made.socket("g")) as client:
+            created = await client.volumes.create(size_bytes=BYTES)
+            volume = await client.volumes.attach(created.name, host_nqn=HOST)
+            messages = Messages(made.socket, lambda: made.daemons["b"].addresses["fabric_control"])
+            async with client.open(volume, hold_seconds=PATIENCE_SECONDS) as disk:
+                load = Load(disk)
+                async with asyncio.TaskGroup() as tasks:
+                    for writer in range(WRITERS):
+                        tasks.create_task(load.run(writer))
+                    tasks.create_task(messages.run())
+                    for name, release in steps:
+                        await load.went_on()
+                        await messages.went_on()
+                        load.pause_seconds = messages.pause_seconds = 0.0
+                        await replaced(made, name, release, messages)
+                        await load.went_on()
+                        await messages.went_on()
+                        pauses.append((name, release, load.pause_seconds, messages.pause_seconds))
+                        if name in STORAGE:
+                            # New records, stores and leases, which the other release will read.
+                            text = f"{name} {release.value}"
+                            kept[text] = await written_volume(made, text)
+                        if name in {ORDER[-1], ORDER[0]}:
+                            # Every daemon, and at the other end none, has been replaced.
+                            await made.run_job(Release.PREVIOUS)
+                            await made.run_job(Release.THIS)
+                    load.is_over = messages.is_over = True
+                await load.check()
+        await check_volumes(made, kept)
+    show(pauses)
+
+
+async def replaced(made: Cluster, name: str, release: Release, messages: Messages) -> None:
+    """Replace a daemon. A fabric's sessions end with it; nothing else may."""
+    if name in STORAGE:
+        await made.replace(name, release)
+        return
+    async with messages.may_end():
+        await made.replace(name, release)
+
+
+async def written_volume(made: Cluster, text: str) -> Volume:
+    """Return a new volume with `text` in its first sector, detached."""
+    async with connect(made.socket("g")) as client:
+        created = await client.volumes.create(size_bytes=BYTES)
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        async with client.open(volume) as disk:
+            await disk.write(0, content(text))
+            await disk.flush()
+        await client.volumes.detach(volume.name)
+    return volume
+
+
+async def check_volumes(made: Cluster, kept: Mapping[str, Volume]) -> None:
+    """Attach each volume again and compare what it holds."""
+    async with connect(made.socket("g")) as client:
+        for text, volume in kept.items():
+            attached = await client.volumes.attach(volume.name, host_nqn=HOST)
+            async with client.open(attached) as disk:
+                assert await disk.read(0, SECTOR) == content(text)
+            await client.volumes.detach(volume.name)
+
+
+def content(text: str) -> bytes:
+    """Return a sector of text."""
+    return text.encode().ljust(SECTOR, b".")
+
+
+def show(pauses: Sequence[tuple[str, Release, float, float]]) -> None:
+    """Print the pauses of each step."""
+    print(f"\n{'replaced':10} {'by release':10} {'I/O paused':>12} {'messages paused':>16}")
+    for name, release, storage, sessions in pauses:
+        print(f"{name:10} {release.value:10} {storage:10.1f} s {sessions:14.1f} s")
