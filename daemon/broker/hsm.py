@@ -16,8 +16,11 @@ from pkcs11 import Attribute, GCMParams, KeyType, Mechanism, ObjectClass, except
 
 from sealane.crypto.keys import (
     KEY_BYTES,
+    KEY_ID_CONTEXT,
+    KEY_ID_NONCE,
     WRAP_NONCE_BYTES,
     WRAP_TAG_BYTES,
+    key_id_of,
     not_opened,
     wrap_context,
 )
@@ -46,8 +49,12 @@ class HsmKey:
         self._lock = threading.Lock()
         self._session: pkcs11.Session | None = None
         try:
-            with self._key():
-                pass
+            with self._key() as key:
+                parameters = GCMParams(KEY_ID_NONCE, b"", WRAP_TAG_BYTES * 8)
+                sealed = key.encrypt(
+                    KEY_ID_CONTEXT, mechanism=Mechanism.AES_GCM, mechanism_param=parameters
+                )
+            self.key_id = key_id_of(bytes(sealed))
         except BaseException:
             self.close()
             raise
