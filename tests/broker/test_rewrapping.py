@@ -221,3 +221,20 @@ async def test_records_of_earlier_versions_name_no_key(registry: Registry) -> No
     await rotation.proceed()
     assert (await secrets_of(registry))[:3] == before[:3]
     assert (await rotation.progress()).retired == (ID[OLD],)
+
+
+async def test_a_broker_that_slept_through_a_rotation_wraps_nothing_under_its_key(
+    registry: Registry,
+) -> None:
+    rotation = rewrapping_of(registry)
+    await rotation.begin()
+    asleep = await registry.authority_record()
+    await rotation.proceed()
+    await rotation.announce([WrappingKey(NEW), WrappingKey(OTHER)])
+    await rotation.begin()
+    await rotation.proceed()
+    registry.keys.replace([WrappingKey(NEW), WrappingKey(OTHER)])
+    await rotation._pass(asleep)
+    for table in (registry.tenants, registry.devices):
+        page, _ = await table.page(limit=100)  # type: ignore[attr-defined]
+        assert {each.record.key_id for each in page} == {ID[OTHER]}
