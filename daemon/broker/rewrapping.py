@@ -145,8 +145,6 @@ class Rewrapping:
         begun = await self._registry.settle(lambda: self._attempt_begin(gone))
         if begun:
             await self._cover(begun)
-            record = (await self._registry.authority_record()).record
-            await self._note("granted", record)
         self._wanted.set()
 
     async def _attempt_begin(self, gone: Collection[int]) -> int | None:
@@ -182,6 +180,8 @@ class Rewrapping:
         held = await registry.held_keys.get(_HELD)
         await self._check_held(other, held, gone)
         after = await asyncio.to_thread(rewrapped_authority, record, registry.keys, key_id=other)
+        # Recorded first: no key comes into use without a record, after a conflict or crash again.
+        await self._note("granted", after)
         return await registry.commit(
             [same_authority(authority), registry.held_keys.unchanged(_HELD, held)],
             authority_entry(after),
@@ -338,10 +338,10 @@ class Rewrapping:
         before = authority.record
         retired = (*before.retired_key_ids, before.previous_key_id)[-RETIRED_KEYS_MAX:]
         after = before.model_copy(update={"previous_key_id": UNNAMED, "retired_key_ids": retired})
+        await self._note("done", before)
         revision = await self._registry.commit([same_authority(authority)], authority_entry(after))
         if revision is not None:
             await self._cover(revision)
-            await self._note("done", before)
 
     async def _wrapped_keys(self) -> AsyncIterator[_Wrapped]:
         tables: tuple[tuple[Table[Any], str, str], ...] = (

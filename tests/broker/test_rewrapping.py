@@ -1,5 +1,6 @@
 """Rotation of the key encryption key: what may begin, what is refused, what remains."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from brokers import Count, MemoryAudit, rewrapping_of, start_broker
+from etcd_server import Cluster
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import rewrapping
 from sealane.daemon.broker.authority import authority_entry, same_authority
 from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.records import InstanceRecord, TenantRecord, instance_name
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.rewrapping import Rewrapping
+from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import UnavailableError, UsageError
 
@@ -238,3 +242,34 @@ async def test_a_broker_that_slept_through_a_rotation_wraps_nothing_under_its_ke
     for table in (registry.tenants, registry.devices):
         page, _ = await table.page(limit=100)  # type: ignore[attr-defined]
         assert {each.record.key_id for each in page} == {ID[OTHER]}
+
+
+async def test_two_brokers_on_one_etcd_rotate_at_once(etcd: Cluster) -> None:
+    prefix = f"/{uuid.uuid4()}/"
+
+    async def joined(writer: str, *keys: bytes) -> Registry:
+        store = await EtcdStore.open(etcd.endpoints, writer=writer, credentials=None, prefix=prefix)
+        return await Registry.open(store, *map(WrappingKey, keys), node="b")
+
+    brokers = [await joined(f"0000{number}", OLD, NEW) for number in (1, 2)]
+    await fill(brokers[0])
+    before = await secrets_of(brokers[1])
+    rotations = [
+        rewrapping_of(registry, instance=number) for number, registry in enumerate(brokers, start=1)
+    ]
+    await asyncio.gather(*[each.announce() for each in rotations])
+
+    async def rotate(rotation: Rewrapping) -> None:
+        await rotation.begin()
+        await rotation.proceed()
+
+    names = [f"new{number}" for number in range(20)]
+    await asyncio.gather(
+        *map(rotate, rotations),
+        *[brokers[number % 2].tenant_key(name) for number, name in enumerate(names)],
+    )
+    alone = await joined("00003", NEW)
+    assert set(before) <= set(await secrets_of(alone))
+    assert (await rewrapping_of(alone).progress()).left == 0
+    for registry in (*brokers, alone):
+        await registry.close()
