@@ -37,7 +37,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "device": ("store directories of targets, at a broker", ("devices:add_verbs",)),
     "key": (
         "key files (no daemon needed) and keys of volumes",
-        ("keys:add_verbs", "broker:add_key_verbs"),
+        ("keys:add_verbs", "broker:add_key_verbs", "encryption_keys:add_verbs"),
     ),
     "lease": ("counter leases of a broker", ("broker:add_lease_verbs",)),
     "attest": (

@@ -7,7 +7,7 @@ from typing import Any
 
 from sealane.cli.output import Output
 from sealane.crypto.evidence.software import SoftwareKey
-from sealane.crypto.keys import KEY_BYTES
+from sealane.crypto.keys import KEY_BYTES, WrappingKey
 from sealane.daemon.broker.kek import make_hsm_key
 from sealane.daemon.config import HsmConfig
 from sealane.daemon.runtime.files import read_bounded, write_secret
@@ -42,16 +42,17 @@ def _key_attestation(options: argparse.Namespace, output: Output) -> None:
 
 
 def _key_encryption(options: argparse.Namespace, output: Output) -> None:
-    write_secret(options.path, secrets.token_bytes(KEY_BYTES))
-    output.show_one({"path": str(options.path)})
+    key = secrets.token_bytes(KEY_BYTES)
+    write_secret(options.path, key)
+    output.show_one({"path": str(options.path), "key id": WrappingKey(key).key_id.hex()})
 
 
 def _key_hsm(options: argparse.Namespace, output: Output) -> None:
     place = HsmConfig(
         module=options.module, token=options.token, label=options.label, pin_file=options.pin_file
     )
-    make_hsm_key(place)
-    output.show_one({"token": place.token, "label": place.label})
+    key_id = make_hsm_key(place)
+    output.show_one({"token": place.token, "label": place.label, "key id": key_id.hex()})
 
 
 def _key_fingerprint(options: argparse.Namespace, output: Output) -> None:

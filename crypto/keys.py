@@ -6,6 +6,7 @@ different purposes are independent: each has its own label. `k_s` leaves the bro
 AES-256-GCM under the key encryption key, bound to its purpose.
 """
 
+import hashlib
 import secrets
 import uuid
 from typing import Final, Protocol
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sealane.crypto.encoding import fields
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 
 KEY_BYTES: Final = 32
 KEY_EPOCH_MAX: Final = (1 << 32) - 1
@@ -25,6 +26,9 @@ GENERATION_MAX: Final = (1 << 32) - 1
 KEY_EPOCHS_MAX: Final = 256
 WRAP_NONCE_BYTES: Final = 12
 WRAP_TAG_BYTES: Final = 16
+KEY_ID_BYTES: Final = 16
+KEY_ID_NONCE: Final = bytes(WRAP_NONCE_BYTES)
+KEY_ID_CONTEXT: Final = b"sealane key encryption key id v1"
 
 
 def new_key() -> bytearray:
@@ -108,11 +112,18 @@ def derive_anchor_key(
 class KeyWrapper(Protocol):
     """Wraps keys for storage, bound to their purpose. Blocking: the module may be remote."""
 
+    @property
+    def key_id(self) -> bytes:
+        """16 bytes that name the key and reveal nothing else about it (`key_id_of`)."""
+
     def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
         """Encrypt `secret`, bound to `purpose` and `owner`."""
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
         """Decrypt; VerificationError if key, ciphertext, purpose or owner is wrong."""
+
+    def close(self) -> None:
+        """Release the key; it must not be used afterwards."""
 
 
 class WrappingKey:
@@ -123,27 +134,47 @@ class WrappingKey:
     allows 2^32 wraps under one key, and a broker makes a few per tenant.
     """
 
-    __slots__ = ("_aead",)
+    __slots__ = ("_aead", "key_id")
 
     def __init__(self, key: bytes | bytearray) -> None:
         if len(key) != KEY_BYTES:
             raise UsageError(
                 "key.size", f"a key encryption key of {len(key)} bytes; needed: {KEY_BYTES}"
             )
-        self._aead = AESGCM(bytes(key))
+        self._aead: AESGCM | None = AESGCM(bytes(key))
+        self.key_id = key_id_of(self._cipher.encrypt(KEY_ID_NONCE, KEY_ID_CONTEXT, None))
 
     def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
         """Encrypt `secret`, bound to `purpose` and `owner`."""
         nonce = secrets.token_bytes(WRAP_NONCE_BYTES)
-        return nonce + self._aead.encrypt(nonce, bytes(secret), wrap_context(purpose, owner))
+        return nonce + self._cipher.encrypt(nonce, bytes(secret), wrap_context(purpose, owner))
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
         """Decrypt; VerificationError if key, ciphertext, purpose or owner is wrong."""
         nonce, sealed = wrapped[:WRAP_NONCE_BYTES], wrapped[WRAP_NONCE_BYTES:]
         try:
-            return bytearray(self._aead.decrypt(nonce, sealed, wrap_context(purpose, owner)))
+            return bytearray(self._cipher.decrypt(nonce, sealed, wrap_context(purpose, owner)))
         except (InvalidTag, ValueError) as error:
             raise not_opened(purpose, owner) from error
+
+    def close(self) -> None:
+        """Release the key: the library clears its copy."""
+        self._aead = None
+
+    @property
+    def _cipher(self) -> AESGCM:
+        if self._aead is None:
+            raise UnavailableError("broker.key.missing", "this key encryption key was given up")
+        return self._aead
+
+
+def key_id_of(sealed: bytes) -> bytes:
+    """Return the id of the key that sealed `KEY_ID_CONTEXT` under `KEY_ID_NONCE`.
+
+    A token can do this with a key that never leaves it. The nonce is used for this one message
+    only; a random nonce equals it with probability 2^-96, and the hash hides the tag.
+    """
+    return hashlib.sha256(sealed).digest()[:KEY_ID_BYTES]
 
 
 def not_opened(purpose: str, owner: str) -> VerificationError:

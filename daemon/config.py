@@ -116,6 +116,19 @@ class EtcdConfig(Section):
 NvIndex = Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)]
 
 
+class NextKeyConfig(Section):
+    """A second key encryption key: the next one, or the one before until all is under the next."""
+
+    key_file: SecretPath | None = None
+    hsm: HsmConfig | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key_file is None) == (self.hsm is None):
+            raise ValueError("either key_file or hsm")
+        return self
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -128,6 +141,7 @@ class BrokerConfig(Section):
     collateral_dir: AbsolutePath | None = None
     key_file: SecretPath | None = None
     hsm: HsmConfig | None = None
+    next_key: NextKeyConfig | None = None
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60

@@ -9,6 +9,7 @@ from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.leases import SignedLease
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.rewrapping import Rewrapping
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
@@ -98,6 +99,23 @@ async def running_broker(
             await registry.close()
     finally:
         await store.close()
+
+
+def rewrapping_of(
+    registry: Registry, *, instance: int = 3, audit: MemoryAudit | None = None
+) -> Rewrapping:
+    """Return the rotation of the key encryption key at a broker without counters."""
+
+    async def cover(_revision: int) -> None:
+        pass
+
+    return Rewrapping(
+        registry,
+        instance=instance,
+        cover=cover,
+        audit=audit or MemoryAudit(),
+        metrics=Metrics(),
+    )
 
 
 def token_of(broker: BrokerService, lease: SignedLease) -> bytes:

@@ -2,26 +2,30 @@
 
 from pathlib import Path
 
-from sealane.crypto.exchange import wipe
 from sealane.daemon.broker.assembly import check_policy_file, roots_of
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.broker.kek import read_key
 from sealane.daemon.broker.opening import etcd_credentials
-from sealane.daemon.config import BrokerConfig
+from sealane.daemon.config import BrokerConfig, NextKeyConfig
 from sealane.daemon.runtime.files import read_secret
 
 
 def check_broker(config: BrokerConfig) -> None:
     """Raise UsageError or VerificationError as the broker's start would."""
     check_policy_file(config)
-    if config.hsm is None:
-        key = bytearray(read_key(config))
-        wipe(key)
-    else:
-        read_secret(config.hsm.pin_file, key="broker.hsm.pin_file")
+    _check_key(config, "broker")
+    if config.next_key is not None:
+        _check_key(config.next_key, "broker.next_key")
     roots_of(config.tpm_roots, "broker.tpm_roots")
     roots_of(config.card_roots, "broker.card_roots")
     if config.etcd is not None:
         etcd_credentials(config.etcd)
     if config.collateral_dir is not None:
         read_items(Path(config.collateral_dir))
+
+
+def _check_key(place: BrokerConfig | NextKeyConfig, section: str) -> None:
+    if place.hsm is not None:
+        read_secret(place.hsm.pin_file, key=f"{section}.hsm.pin_file")
+    elif place.key_file is not None:
+        read_key(place.key_file, name=f"{section}.key_file").close()

@@ -15,6 +15,7 @@ from sealane.daemon.broker.devices import (
     drop_anchor,
 )
 from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.membership import unseen_node
 from sealane.daemon.broker.records import (
     DeviceRecord,
@@ -96,10 +97,10 @@ class DeviceBooks:
             request = await self._asking(device_id)
             node = request.name
             await check_room(self._registry, node)
-            record = self._registry.new_device(device_id, owner=node)
+            record, same_key = await self._registry.new_device(device_id, owner=node)
             table, name = self._registry.devices, str(device_id)
             revision = await self._registry.commit(
-                [table.unchanged(name, None), requests.unchanged(node, request)],
+                [table.unchanged(name, None), requests.unchanged(node, request), same_key],
                 table.sealed(name, record),
                 [requests.key(node)],
             )
@@ -196,6 +197,7 @@ class DeviceBooks:
                 lambda record: {
                     "is_forgotten": True,
                     "wrapped_secret": b"",
+                    "key_id": UNNAMED,
                     "fencing_epoch": record.fencing_epoch + 1,
                     "opening": None,
                 },

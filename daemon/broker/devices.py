@@ -265,8 +265,9 @@ class Devices:
                 f"run sealanectl device init {device_id} at the broker",
             )
         await check_room(self._registry, caller.node)
-        fresh = self._registry.new_device(device_id, owner=caller.node)
+        fresh, same_key = await self._registry.new_device(device_id, owner=caller.node)
         compares = [
+            same_key,
             self._registry.devices.unchanged(str(device_id), None),
             requests.unchanged(caller.node, request),
         ]

@@ -16,8 +16,11 @@ from pkcs11 import Attribute, GCMParams, KeyType, Mechanism, ObjectClass, except
 
 from sealane.crypto.keys import (
     KEY_BYTES,
+    KEY_ID_CONTEXT,
+    KEY_ID_NONCE,
     WRAP_NONCE_BYTES,
     WRAP_TAG_BYTES,
+    key_id_of,
     not_opened,
     wrap_context,
 )
@@ -34,20 +37,48 @@ _NOT_OPENED: Final = (
 )
 
 
-class HsmKey:
-    """A key encryption key in a token. It has one session; calls take turns and block.
+class _Login:
+    """The login of this process to a token, which its keys share: a token takes only one."""
 
-    UnavailableError `hsm.failed` while the token doesn't answer; the next call logs in again.
+    def __init__(self) -> None:
+        self.users = 0
+        self.lock = threading.Lock()
+        self.session: pkcs11.Session | None = None
+
+    def log_out(self) -> None:
+        """Close the session, if there is one."""
+        if self.session is not None:
+            # A token that was removed has already logged out.
+            with suppress(exceptions.PKCS11Error):
+                self.session.close()
+            self.session = None
+
+
+_logins: Final[dict[tuple[str, str], _Login]] = {}
+_sharing: Final = threading.Lock()
+
+
+class HsmKey:
+    """A key encryption key in a token. All keys of a token share a session; calls take turns.
+
+    Calls block. UnavailableError `hsm.failed` while the token doesn't answer; the next call logs in
+    again.
     """
 
     def __init__(self, place: HsmConfig) -> None:
         """Log in and find the key; refuses a key that could be extracted."""
         self._place = place
-        self._lock = threading.Lock()
-        self._session: pkcs11.Session | None = None
+        self._is_open = True
+        with _sharing:
+            self._login = _logins.setdefault((place.module, place.token), _Login())
+            self._login.users += 1
         try:
-            with self._key():
-                pass
+            with self._key() as key:
+                parameters = GCMParams(KEY_ID_NONCE, b"", WRAP_TAG_BYTES * 8)
+                sealed = key.encrypt(
+                    KEY_ID_CONTEXT, mechanism=Mechanism.AES_GCM, mechanism_param=parameters
+                )
+            self.key_id = key_id_of(bytes(sealed))
         except BaseException:
             self.close()
             raise
@@ -55,7 +86,7 @@ class HsmKey:
     @classmethod
     def create(cls, place: HsmConfig) -> "HsmKey":
         """Generate the key in the token; UsageError `hsm.key.exists` if the label is taken."""
-        with _failures(place), _login(place, writable=True) as session:
+        with _failures(place), _log_in(place, writable=True) as session:
             wanted = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.LABEL: place.label}
             if any(True for _ in session.get_objects(wanted)):
                 raise UsageError(
@@ -89,31 +120,33 @@ class HsmKey:
                 raise not_opened(purpose, owner) from error
 
     def close(self) -> None:
-        """Log out."""
-        with self._lock:
-            self._log_out()
+        """Give up the key, and log out if it was the last one of its token. Idempotent."""
+        with _sharing, self._login.lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._login.users -= 1
+            if self._login.users == 0:
+                self._login.log_out()
+                del _logins[self._place.module, self._place.token]
 
     @contextmanager
     def _key(self) -> Iterator[Any]:
-        with self._lock:
+        login = self._login
+        with login.lock:
+            if not self._is_open:
+                raise UnavailableError("hsm.failed", "this key of the token was given up")
             try:
                 with _failures(self._place):
-                    if self._session is None:
-                        self._session = _login(self._place)
-                    yield _find(self._session, self._place)
+                    if login.session is None:
+                        login.session = _log_in(self._place)
+                    yield _find(login.session, self._place)
             except UnavailableError:
-                self._log_out()
+                login.log_out()
                 raise
 
-    def _log_out(self) -> None:
-        if self._session is not None:
-            # A token that was removed has already logged out.
-            with suppress(exceptions.PKCS11Error):
-                self._session.close()
-            self._session = None
 
-
-def _login(place: HsmConfig, *, writable: bool = False) -> pkcs11.Session:
+def _log_in(place: HsmConfig, *, writable: bool = False) -> pkcs11.Session:
     pin = read_secret(place.pin_file, key="broker.hsm.pin_file").strip()
     if not 1 <= len(pin) <= PIN_BYTES_MAX:
         raise UsageError(

@@ -1,6 +1,8 @@
-"""The broker's key encryption key: a file, or a key in a PKCS #11 token."""
+"""The broker's key encryption keys: each a file, or a key in a PKCS #11 token."""
 
+from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KEY_BYTES, KeyWrapper, WrappingKey
+from sealane.daemon.broker.keyring import Keyring
 from sealane.daemon.config import BrokerConfig, HsmConfig
 from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UsageError
@@ -13,27 +15,47 @@ except ModuleNotFoundError as missing:
     HsmKey = None  # type: ignore[assignment,misc]
 
 
-def open_key(config: BrokerConfig) -> KeyWrapper:
-    """Open the configured key encryption key; UsageError or UnavailableError in one line."""
-    return WrappingKey(read_key(config)) if config.hsm is None else _hsm()(config.hsm)
+def open_keys(config: BrokerConfig) -> list[KeyWrapper]:
+    """Open the configured key, then `broker.next_key` if any.
+
+    UsageError or UnavailableError in one line.
+    """
+    opened: list[KeyWrapper] = []
+    places = [(config.key_file, config.hsm, "broker.key_file")]
+    if config.next_key is not None:
+        places.append((config.next_key.key_file, config.next_key.hsm, "broker.next_key.key_file"))
+    try:
+        for key_file, hsm, name in places:
+            if hsm is not None:
+                opened.append(_hsm()(hsm))
+            elif key_file is not None:
+                opened.append(read_key(key_file, name=name))
+    except BaseException:
+        Keyring(opened).close()
+        raise
+    return opened
 
 
-def read_key(config: BrokerConfig) -> bytes:
-    """Read the configured key file; UsageError in one line."""
-    assert config.key_file is not None  # noqa: S101 - the configuration requires this or a token
-    key = read_secret(config.key_file, key="broker.key_file")
-    if len(key) != KEY_BYTES:
-        raise UsageError(
-            "key.size",
-            f"broker.key_file {config.key_file}: {len(key)} bytes; allowed: {KEY_BYTES} "
-            "(sealanectl key encryption makes one)",
-        )
-    return key
+def read_key(path: str, *, name: str) -> WrappingKey:
+    """Read a key file that the configuration key `name` names; UsageError in one line."""
+    key = bytearray(read_secret(path, key=name))
+    try:
+        if len(key) != KEY_BYTES:
+            raise UsageError(
+                "key.size",
+                f"{name} {path}: {len(key)} bytes; allowed: {KEY_BYTES} "
+                "(sealanectl key encryption makes one)",
+            )
+        return WrappingKey(key)
+    finally:
+        wipe(key)
 
 
-def make_hsm_key(place: HsmConfig) -> None:
-    """Generate the key in the token; UsageError `hsm.key.exists` if its label is taken."""
-    _hsm().create(place).close()
+def make_hsm_key(place: HsmConfig) -> bytes:
+    """Generate a key in the token and return its id; UsageError `hsm.key.exists`."""
+    made = _hsm().create(place)
+    made.close()
+    return made.key_id
 
 
 def _hsm() -> "type[HsmKey]":

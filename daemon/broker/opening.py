@@ -12,10 +12,11 @@ import grpc
 from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.broker.audit import AuditLog, RegistryHead
 from sealane.daemon.broker.instance import Instance
-from sealane.daemon.broker.kek import open_key
+from sealane.daemon.broker.kek import open_keys
 from sealane.daemon.broker.records import instance_name
 from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.rewrapping import Rewrapping
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.etcd import EtcdStore
@@ -42,6 +43,7 @@ class OpenedBroker:
 
     service: BrokerService
     instance: Instance
+    rewrapping: Rewrapping
     audit: SummedAudit
     log: AuditLog
 
@@ -54,15 +56,16 @@ async def opened_broker(
 
     Raises the errors of `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
     """
-    wrapping = open_key(config)
+    keys = await asyncio.to_thread(open_keys, config)
     async with contextlib.AsyncExitStack() as stack:
         tpm = None
         if config.counters == AnchorKind.TPM2:
             tpm = await asyncio.to_thread(open_tpm, tcti)
             stack.callback(tpm.close)
-        store = await _open_store(config, wrapping, node=node, state=state)
+        store = await _open_store(config, keys[0], node=node, state=state)
         stack.push_async_callback(store.close)
-        registry = await Registry.open(store, wrapping, node=node)
+        registry = await Registry.open(store, *keys, node=node)
+        stack.callback(registry.keys.close)
         stack.push_async_callback(registry.close)
         instance = await Instance.claim(
             registry,
@@ -82,7 +85,17 @@ async def opened_broker(
         stack.push_async_callback(summed.close)
         service = BrokerService(registry, instance, audit=summed, metrics=metrics)
         stack.push_async_callback(service.close)
-        yield OpenedBroker(service=service, instance=instance, audit=summed, log=audit)
+        rewrapping = Rewrapping(
+            registry,
+            instance=config.instance,
+            cover=instance.cover,
+            audit=summed,
+            metrics=metrics,
+        )
+        await rewrapping.announce()
+        yield OpenedBroker(
+            service=service, instance=instance, rewrapping=rewrapping, audit=summed, log=audit
+        )
 
 
 async def _leave(instance: Instance) -> None:

@@ -8,6 +8,7 @@ from google.protobuf import timestamp_pb2
 
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
+from sealane.daemon.broker.rewrapping import Progress, Rewrapping
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.volume_access import descriptor_of
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
@@ -18,8 +19,25 @@ from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     """Rotates keys, lists volumes and leases."""
 
-    def __init__(self, broker: BrokerService) -> None:
+    def __init__(self, broker: BrokerService, rewrapping: Rewrapping) -> None:
         self._broker = broker
+        self._rewrapping = rewrapping
+
+    async def RotateEncryptionKey(
+        self, request: operator_pb2.RotateEncryptionKeyRequest, context: Context
+    ) -> operator_pb2.EncryptionKeys:
+        """Begin to wrap all stored keys under the broker's other key encryption key."""
+        async with refusals_recorded(
+            self._broker.audit, "encryption_key.rotate", subject="operator"
+        ):
+            await self._rewrapping.begin(gone=frozenset(request.gone_instances))
+        return _keys(await self._rewrapping.progress())
+
+    async def GetEncryptionKeys(
+        self, request: operator_pb2.GetEncryptionKeysRequest, context: Context
+    ) -> operator_pb2.EncryptionKeys:
+        """Return which key encryption keys are in use, and how far a rotation is."""
+        return _keys(await self._rewrapping.progress())
 
     async def RotateVolumeKey(
         self, request: operator_pb2.RotateVolumeKeyRequest, context: Context
@@ -68,6 +86,22 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             ],
             next_page_token=page[-1].name if has_more else "",
         )
+
+
+def _keys(progress: Progress) -> operator_pb2.EncryptionKeys:
+    return operator_pb2.EncryptionKeys(
+        key_id=progress.key_id,
+        previous_key_id=progress.previous_key_id,
+        own_key_ids=progress.own,
+        retired_key_ids=progress.retired,
+        records=progress.records,
+        left=progress.left,
+        brokers=[
+            operator_pb2.BrokerKeys(instance=int(name), node=node, key_ids=ids)
+            for name, (node, ids) in progress.held.items()
+        ],
+        failure=progress.failure,
+    )
 
 
 def _entry(record: GrantRecord, served: set[tuple[int, int]]) -> operator_pb2.LeaseEntry:

@@ -9,14 +9,14 @@ store's state record detects that (sealane.daemon.broker.store.checked).
 import datetime as dt
 import hmac
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sized
 from dataclasses import dataclass
 from typing import Annotated, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sealane.crypto.encoding import fields
-from sealane.crypto.keys import KEY_EPOCH_MAX, KEY_EPOCHS_MAX
+from sealane.crypto.keys import KEY_EPOCH_MAX, KEY_EPOCHS_MAX, KEY_ID_BYTES
 from sealane.crypto.lease import (
     COUNTER_END,
     EPOCH_COUNTERS_MAX,
@@ -25,6 +25,7 @@ from sealane.crypto.lease import (
     START_EPOCH_MAX,
 )
 from sealane.crypto.roles import Role
+from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
@@ -36,6 +37,15 @@ _MAC_BYTES: Final = 32
 SHARES_MAX: Final = 64
 """Tenants that a volume can be shared with at the same time."""
 
+RETIRED_KEYS_MAX: Final = 4096
+
+
+def _is_empty(value: Sized) -> bool:
+    return len(value) == 0
+
+
+KeyId = Annotated[bytes, Field(max_length=KEY_ID_BYTES, exclude_if=_is_empty)]
+"""Id of a key encryption key. UNNAMED isn't written: earlier versions don't know the field."""
 KeyEpoch = Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
 BrokerInstance = Annotated[int, Field(ge=1, le=INSTANCE_MAX)]
 FencingEpoch = Annotated[int, Field(ge=1, le=FENCING_EPOCH_MAX)]
@@ -51,17 +61,34 @@ class Record(BaseModel):
 
 
 class AuthorityRecord(Record):
-    """The brokers' common authority; its two secrets are wrapped under the key encryption key."""
+    """The brokers' common authority, and which key encryption key its secrets are wrapped under.
+
+    New keys are wrapped under the same. While `previous_key_id` is set, other records may still be
+    wrapped under that one (sealane.daemon.broker.rewrapping). `retired_key_ids` are of keys that
+    were replaced, oldest first.
+    """
 
     wrapped_key: bytes
     certificate: bytes
     wrapped_record_key: bytes
+    key_id: KeyId = UNNAMED
+    previous_key_id: KeyId = UNNAMED
+    retired_key_ids: Annotated[
+        tuple[KeyId, ...], Field(max_length=RETIRED_KEYS_MAX, exclude_if=_is_empty)
+    ] = ()
+
+
+class HeldKeysRecord(Record):
+    """The ids of the key encryption keys that each broker has had since its last start."""
+
+    brokers: dict[str, tuple[KeyId, ...]] = Field(default_factory=dict)
 
 
 class TenantRecord(Record):
     """A tenant: its key k_s, wrapped, and its number of volumes."""
 
     wrapped_key: bytes
+    key_id: KeyId = UNNAMED
     volume_count: Annotated[int, Field(ge=0)] = 0
 
 
@@ -325,6 +352,7 @@ class DeviceRecord(Record):
     owner: str
     fencing_epoch: FencingEpoch = 1
     wrapped_secret: bytes
+    key_id: KeyId = UNNAMED
     anchor: AnchorKind | None = None
     is_initialised: bool = False
     opening: Opening | None = None
@@ -499,6 +527,7 @@ class Tables:
         )
         self.served = Table(store, "served", ServedRecord, record_key=record_key)
         self.anchors = Table(store, "anchors", AnchorRecord, record_key=record_key)
+        self.held_keys = Table(store, "held-keys", HeldKeysRecord, record_key=record_key)
 
 
 def instance_name(instance: int) -> str:

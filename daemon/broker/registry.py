@@ -7,19 +7,23 @@ brokers may share one store; none of them leads.
 
 import asyncio
 import random
-import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import ValidationError
-
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.exchange import wipe
-from sealane.crypto.keys import KEY_BYTES, KeyWrapper, new_key
+from sealane.crypto.keys import KeyWrapper, new_key
+from sealane.daemon.broker.authority import (
+    AUTHORITY_KEY,
+    authority_entry,
+    check_has,
+    new_authority,
+    opened_authority,
+    parse_authority,
+    same_authority,
+)
+from sealane.daemon.broker.keyring import UNNAMED, Keyring
 from sealane.daemon.broker.records import (
     AuthorityRecord,
     DeviceRecord,
@@ -36,18 +40,18 @@ from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, STATE_KEY, Compare, Store
 from sealane.daemon.broker.store.state import SetHash
 from sealane.daemon.device.anchors.anchor import volume_record
-from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
 VOLUMES_PER_TENANT_MAX: Final = 16384
 
-_AUTHORITY_KEY: Final = "authority"
+TENANT_PURPOSE: Final = "tenant key"
+DEVICE_PURPOSE: Final = "device secret"
+"""Purposes of the wrapped keys of tenants and devices."""
+
 _ATTEMPTS_MAX: Final = 64
 _BACK_OFF_SECONDS: Final = 0.002
 _BACK_OFF_SECONDS_MAX: Final = 0.25
-_RECORD_KEY: Final = "record key"
-_DEVICE: Final = "device secret"
 
 _Result = TypeVar("_Result")
 
@@ -58,46 +62,78 @@ class Registry(Tables):
     def __init__(
         self,
         store: CheckedStore,
-        wrapping: KeyWrapper,
+        keys: Keyring,
         *,
         authority: CertificateAuthority,
         record_key: bytes,
+        opened_with: bytes,
     ) -> None:
         super().__init__(store, record_key=record_key)
         self.store = store
         self.authority = authority
-        self._wrapping = wrapping
+        self.keys = keys
+        self._opened_with = opened_with
 
     @classmethod
-    async def open(cls, store: Store, wrapping: KeyWrapper, *, node: str) -> "Registry":
+    async def open(
+        cls,
+        store: Store,
+        wrapping: KeyWrapper,
+        next_key: KeyWrapper | None = None,
+        *,
+        node: str,
+    ) -> "Registry":
         """Open the authority that the store's brokers share; the first broker creates it.
 
-        VerificationError `key.wrap.invalid` under another key encryption key,
-        `broker.store.rolled_back` if its records are not what brokers left.
+        New keys are wrapped under that of the two keys which the store names. VerificationError
+        `key.wrap.invalid` under another key encryption key, `broker.store.rolled_back` if its
+        records are not what brokers left. UsageError `broker.key.missing`: the store names a key
+        that is neither of the two.
         """
-        entry = await store.get(_AUTHORITY_KEY)
+        keys = Keyring([wrapping] if next_key is None else [wrapping, next_key])
+        entry = await store.get(AUTHORITY_KEY)
         if entry is None:
-            record, key = _new_authority(wrapping, node)
+            record, key = new_authority(wrapping, node)
             made = authority_entry(record)
             await store.commit(
-                [Compare(_AUTHORITY_KEY, 0), Compare(STATE_KEY, 0)], with_state(made, key)
+                [Compare(AUTHORITY_KEY, 0), Compare(STATE_KEY, 0)], with_state(made, key)
             )
             # Created by this broker or by a faster one.
-            entry = await store.get(_AUTHORITY_KEY)
+            entry = await store.get(AUTHORITY_KEY)
         if entry is None:
             raise VerificationError(
                 "broker.store.rolled_back",
                 "the store lost the authority that was just written to it",
             )
-        try:
-            record = AuthorityRecord.model_validate_json(entry.value)
-        except ValidationError as error:
-            raise VerificationError(
-                "broker.store.malformed", "the stored authority can't be read"
-            ) from error
-        authority, record_key = _opened_authority(record, wrapping)
+        record = parse_authority(entry)
+        check_has(keys.ids, [record.key_id, record.previous_key_id])
+        authority, record_key, key_id = opened_authority(record, keys)
         checked = await CheckedStore.open(store, record_key=record_key)
-        return cls(checked, wrapping, authority=authority, record_key=record_key)
+        return cls(checked, keys, authority=authority, record_key=record_key, opened_with=key_id)
+
+    async def authority_record(self) -> Stored[AuthorityRecord]:
+        """Return the authority's record as it is now; VerificationError if it isn't a broker's."""
+        entry = await self.store.get(AUTHORITY_KEY)
+        if entry is None:
+            raise VerificationError("broker.store.malformed", "the store has no authority")
+        return Stored(parse_authority(entry), entry.revision, AUTHORITY_KEY)
+
+    async def new_wrapping(self) -> tuple[KeyWrapper, bytes, Compare]:
+        """Return the key to wrap a new key under, its id to store, and a compare.
+
+        The commit that stores the new key must have the compare: it fails if another key encryption
+        key was chosen in the meantime. UnavailableError `broker.key.missing`.
+        """
+        stored = await self.authority_record()
+        return (
+            self.keys.key(self.current_key(stored.record)),
+            stored.record.key_id,
+            same_authority(stored),
+        )
+
+    def current_key(self, record: AuthorityRecord) -> bytes:
+        """Return the id of the key that new keys are wrapped under."""
+        return self._opened_with if record.key_id == UNNAMED else record.key_id
 
     async def commit(
         self,
@@ -137,29 +173,44 @@ class Registry(Tables):
             stored = await self.tenants.get(tenant)
             if stored is not None:
                 return stored
+            wrapping, key_id, same_key = await self.new_wrapping()
             await self.commit(
-                [self.tenants.unchanged(tenant, None)],
-                self.tenants.sealed(tenant, new_tenant(self._wrapping, tenant)),
+                [self.tenants.unchanged(tenant, None), same_key],
+                self.tenants.sealed(tenant, new_tenant(wrapping, tenant, key_id=key_id)),
             )
             return await self.tenants.get(tenant)
 
         record = (await self.settle(attempt)).record
-        return self._wrapping.unwrap(record.wrapped_key, purpose="tenant key", owner=tenant)
+        key, _ = self.keys.unwrap(
+            record.wrapped_key, key_id=record.key_id, purpose=TENANT_PURPOSE, owner=tenant
+        )
+        return key
 
-    def new_device(self, device_id: uuid.UUID, *, owner: str) -> DeviceRecord:
-        """Return the record of a device that was never opened, with a new secret."""
+    async def new_device(self, device_id: uuid.UUID, *, owner: str) -> tuple[DeviceRecord, Compare]:
+        """Return the record of a device that was never opened, with a new secret, and a compare.
+
+        The commit that stores it must have the compare (`new_wrapping`).
+        """
+        wrapping, key_id, same_key = await self.new_wrapping()
         secret = new_key()
         try:
-            wrapped = self._wrapping.wrap(secret, purpose=_DEVICE, owner=str(device_id))
+            wrapped = wrapping.wrap(secret, purpose=DEVICE_PURPOSE, owner=str(device_id))
         finally:
             wipe(secret)
-        return DeviceRecord(device_id=device_id, owner=owner, wrapped_secret=wrapped)
+        return (
+            DeviceRecord(device_id=device_id, owner=owner, wrapped_secret=wrapped, key_id=key_id),
+            same_key,
+        )
 
     def device_secret(self, record: DeviceRecord) -> bytearray:
         """Return a device's secret; the caller wipes it."""
-        return self._wrapping.unwrap(
-            record.wrapped_secret, purpose=_DEVICE, owner=str(record.device_id)
+        secret, _ = self.keys.unwrap(
+            record.wrapped_secret,
+            key_id=record.key_id,
+            purpose=DEVICE_PURPOSE,
+            owner=str(record.device_id),
         )
+        return secret
 
     async def served_device(self, target_node: str) -> Stored[DeviceRecord] | None:
         """Return the device that the target's current process has open."""
@@ -197,7 +248,13 @@ class Registry(Tables):
                     )
                 return stored.record, False
             tenant = await self.tenants.get(record.tenant)
-            before = new_tenant(self._wrapping, record.tenant) if tenant is None else tenant.record
+            compares: list[Compare] = []
+            if tenant is None:
+                wrapping, key_id, same_key = await self.new_wrapping()
+                compares.append(same_key)
+                before = new_tenant(wrapping, record.tenant, key_id=key_id)
+            else:
+                before = tenant.record
             if before.volume_count >= VOLUMES_PER_TENANT_MAX:
                 raise UnavailableError(
                     "volume.limit",
@@ -206,7 +263,7 @@ class Registry(Tables):
                 )
             after = before.model_copy(update={"volume_count": before.volume_count + 1})
             name, made = str(record.volume_id), record
-            compares = [
+            compares += [
                 self.requests.unchanged(request, None),
                 self.tenants.unchanged(record.tenant, tenant),
                 self.volumes.unchanged(name, None),
@@ -214,8 +271,13 @@ class Registry(Tables):
             puts: dict[str, bytes] = {}
             device = None if record.third_party else await self.served_device(record.target_node)
             if record.device_id is not None:
-                compares.append(self.devices.unchanged(name, None))
-                puts = self.devices.sealed(name, self._volume_device(record))
+                fresh, same_key = await self._volume_device(record)
+                # Of a new tenant it may be there already: a commit names each key once.
+                compares = [
+                    *dict.fromkeys([*compares, same_key]),
+                    self.devices.unchanged(name, None),
+                ]
+                puts = self.devices.sealed(name, fresh)
             elif device is not None:
                 # Conflicts with moving or forgetting the device.
                 compares.append(self.devices.unchanged(device.name, device))
@@ -322,17 +384,18 @@ class Registry(Tables):
 
         return await self.settle(attempt)
 
-    def _volume_device(self, record: VolumeRecord) -> DeviceRecord:
+    async def _volume_device(self, record: VolumeRecord) -> tuple[DeviceRecord, Compare]:
         """Return the device record of a volume on a third party, never opened yet."""
-        return self.new_device(record.volume_id, owner=record.target_node).model_copy(
-            update={"anchor": AnchorKind.BROKER, "is_volume": True}
-        )
+        fresh, same_key = await self.new_device(record.volume_id, owner=record.target_node)
+        update = {"anchor": AnchorKind.BROKER, "is_volume": True}
+        return fresh.model_copy(update=update), same_key
 
     def _forgotten(self, device: Stored[DeviceRecord]) -> tuple[dict[str, bytes], list[str]]:
         """Return the puts and deletes for a commit that makes a volume no longer a device."""
         update = {
             "is_forgotten": True,
             "wrapped_secret": b"",
+            "key_id": UNNAMED,
             "fencing_epoch": device.record.fencing_epoch + 1,
             "opening": None,
         }
@@ -391,55 +454,17 @@ class Registry(Tables):
         return await self.settle(attempt)
 
 
-def new_tenant(wrapping: KeyWrapper, tenant: str) -> TenantRecord:
+def new_tenant(wrapping: KeyWrapper, tenant: str, *, key_id: bytes = UNNAMED) -> TenantRecord:
     """Return the record of a new tenant with a new key k_s."""
     fresh = new_key()
-    wrapped = wrapping.wrap(fresh, purpose="tenant key", owner=tenant)
+    wrapped = wrapping.wrap(fresh, purpose=TENANT_PURPOSE, owner=tenant)
     wipe(fresh)
-    return TenantRecord(wrapped_key=wrapped)
-
-
-def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
-    """Return a new key for the MACs of records, and the same wrapped."""
-    key = secrets.token_bytes(KEY_BYTES)
-    return key, wrapping.wrap(key, purpose=_RECORD_KEY, owner="broker")
-
-
-def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
-    """Return the put for the authority's record, which its wrapping protects instead of a MAC."""
-    return {_AUTHORITY_KEY: record.model_dump_json().encode()}
+    return TenantRecord(wrapped_key=wrapped, key_id=key_id)
 
 
 def with_state(entries: dict[str, bytes], record_key: bytes) -> dict[str, bytes]:
     """Return the `entries` of a new store together with its first state record."""
     return entries | {STATE_KEY: SetHash(record_key).first(entries)}
-
-
-def _new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, bytes]:
-    made = CertificateAuthority.create(broker=node, now=utc_now())
-    key = made.private_bytes()
-    wrapped = wrapping.wrap(key, purpose="broker key", owner="broker")
-    wipe(key)
-    record_key, wrapped_record_key = new_record_key(wrapping)
-    record = AuthorityRecord(
-        wrapped_key=wrapped,
-        certificate=made.certificate.public_bytes(serialization.Encoding.DER),
-        wrapped_record_key=wrapped_record_key,
-    )
-    return record, record_key
-
-
-def _opened_authority(
-    record: AuthorityRecord, wrapping: KeyWrapper
-) -> tuple[CertificateAuthority, bytes]:
-    encoded = wrapping.unwrap(record.wrapped_key, purpose="broker key", owner="broker")
-    key = serialization.load_der_private_key(bytes(encoded), password=None)
-    wipe(encoded)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
-    authority = CertificateAuthority(key, x509.load_der_x509_certificate(record.certificate))
-    record_key = wrapping.unwrap(record.wrapped_record_key, purpose=_RECORD_KEY, owner="broker")
-    return authority, bytes(record_key)
 
 
 def _wanted(record: VolumeRecord, sector_count: int) -> tuple[str, int, str, str, str, bool, bool]:

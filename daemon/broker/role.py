@@ -1,5 +1,6 @@
 """The broker role of a daemon: store, verifier, and their servers."""
 
+import asyncio
 from functools import partial
 from typing import Final
 
@@ -9,11 +10,10 @@ from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_ver
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
 from sealane.daemon.broker.health import end_with, keep_audit, keep_health
-from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.kek import open_keys
 from sealane.daemon.broker.opening import AUDIT_NAME, OpenedBroker, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
-from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.config import BrokerConfig, Config
@@ -57,8 +57,9 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
         )
     )
     broker, instance = opened.service, opened.instance
-    store = broker.registry.store
+    store, rewrapping = broker.registry.store, opened.rewrapping
     spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
+    spawn("broker-rewrapping", rewrapping.keep())
     spawn("broker-store", end_with(store))
     spawn("broker-health", keep_health(store, partial(context.report, STORE_SERVICES)))
     spawn(
@@ -84,11 +85,12 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
 
     async def reload(config: Config) -> None:
         if config.broker is not None:
+            await rewrapping.announce(await asyncio.to_thread(open_keys, config.broker))
             await verifier.collateral.load()
             await offer_policy(verifier.keeper, config.broker)
 
     context.reloads.append(reload)
-    _serve_locally(broker, instance, verifier, context)
+    _serve_locally(opened, verifier, context)
     await _serve(config, opened, verifier, identity, context)
 
 
@@ -110,16 +112,16 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
     )
 
 
-def _serve_locally(
-    broker: BrokerService, instance: Instance, verifier: VerifierParts, context: RoleContext
-) -> None:
+def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleContext) -> None:
     """Add the services for the operator: LOCAL_SERVICES."""
-    local = context.local
+    local, broker, instance = context.local, opened.service, opened.instance
     policy_pb2_grpc.add_PoliciesServicer_to_server(PoliciesServicer(verifier.keeper), local)
     policy_pb2_grpc.add_AuditLogServicer_to_server(
         AuditLogServicer(context.state / AUDIT_NAME, lambda: broker.audit.head), local
     )
-    operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), local)
+    operator_pb2_grpc.add_OperatorServicer_to_server(
+        OperatorServicer(broker, opened.rewrapping), local
+    )
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)
     trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(verifier.membership), local)

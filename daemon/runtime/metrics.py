@@ -109,6 +109,11 @@ class BrokerMetrics:
         self.policy_version = Gauge(
             "sealane_broker_policy_version", "Version of the policy in force.", registry=registry
         )
+        self.records_under_previous_key = Gauge(
+            "sealane_broker_records_under_previous_key",
+            "Records still wrapped under the previous key encryption key; 0: no rotation.",
+            registry=registry,
+        )
         self.leases_granted = Counter(
             "sealane_broker_leases_granted", "Counter leases granted.", registry=registry
         )

@@ -21,6 +21,115 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class RotateEncryptionKeyRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    GONE_INSTANCES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def gone_instances(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Broker instances that will never start again and needn't have the key."""
+
+    def __init__(
+        self,
+        *,
+        gone_instances: abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["gone_instances", b"gone_instances"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetEncryptionKeysRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EncryptionKeys(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: builtins.int
+    PREVIOUS_KEY_ID_FIELD_NUMBER: builtins.int
+    OWN_KEY_IDS_FIELD_NUMBER: builtins.int
+    RETIRED_KEY_IDS_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
+    BROKERS_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    key_id: builtins.bytes
+    """of the key that new keys are wrapped under"""
+    previous_key_id: builtins.bytes
+    """of the one before, until `left` is 0; empty: no rotation"""
+    records: builtins.int
+    """that hold a wrapped key"""
+    left: builtins.int
+    """of these, still under the previous key"""
+    failure: builtins.str
+    """why the answering broker could not go on; empty: nothing"""
+    @builtins.property
+    def own_key_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """that the answering broker has"""
+
+    @builtins.property
+    def retired_key_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """oldest first"""
+
+    @builtins.property
+    def brokers(self) -> containers.RepeatedCompositeFieldContainer[BrokerKeys]: ...
+    def __init__(
+        self,
+        *,
+        key_id: builtins.bytes = ...,
+        previous_key_id: builtins.bytes = ...,
+        own_key_ids: abc.Iterable[builtins.bytes] | None = ...,
+        retired_key_ids: abc.Iterable[builtins.bytes] | None = ...,
+        records: builtins.int = ...,
+        left: builtins.int = ...,
+        brokers: abc.Iterable[BrokerKeys] | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["brokers", b"brokers", "failure", b"failure", "key_id", b"key_id", "left", b"left", "own_key_ids", b"own_key_ids", "previous_key_id", b"previous_key_id", "records", b"records", "retired_key_ids", b"retired_key_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BrokerKeys(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    KEY_IDS_FIELD_NUMBER: builtins.int
+    instance: builtins.int
+    node: builtins.str
+    @builtins.property
+    def key_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """it had at its last start or reload; empty: it never said"""
+
+    def __init__(
+        self,
+        *,
+        instance: builtins.int = ...,
+        node: builtins.str = ...,
+        key_ids: abc.Iterable[builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["instance", b"instance", "key_ids", b"key_ids", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class RotateVolumeKeyRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -50,6 +50,16 @@ class OperatorStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesResponse.FromString,
                 _registered_method=True)
+        self.RotateEncryptionKey = channel.unary_unary(
+                '/sealane.v1.Operator/RotateEncryptionKey',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateEncryptionKeyRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+                _registered_method=True)
+        self.GetEncryptionKeys = channel.unary_unary(
+                '/sealane.v1.Operator/GetEncryptionKeys',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -77,6 +87,20 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateEncryptionKey(self, request, context):
+        """Begins to wrap all stored keys under this broker's other key encryption key; idempotent.
+        Brokers continue by themselves; GetEncryptionKeys shows how far they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEncryptionKeys(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +118,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ListLeases,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesResponse.SerializeToString,
+            ),
+            'RotateEncryptionKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateEncryptionKey,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateEncryptionKeyRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
+            ),
+            'GetEncryptionKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEncryptionKeys,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +212,60 @@ class Operator:
             '/sealane.v1.Operator/ListLeases',
             sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_operator__pb2.ListLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateEncryptionKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/RotateEncryptionKey',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateEncryptionKeyRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEncryptionKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/GetEncryptionKeys',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
             options,
             channel_credentials,
             insecure,

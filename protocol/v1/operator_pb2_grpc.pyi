@@ -39,6 +39,11 @@ class OperatorStub:
     """Lists the registered volumes of all tenants, ordered by id."""
     ListLeases: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]
     """Lists all leases, ordered by broker instance, start epoch and lease id."""
+    RotateEncryptionKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateEncryptionKeyRequest, _operator_pb2.EncryptionKeys]
+    """Begins to wrap all stored keys under this broker's other key encryption key; idempotent.
+    Brokers continue by themselves; GetEncryptionKeys shows how far they are.
+    """
+    GetEncryptionKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -51,6 +56,11 @@ class OperatorAsyncStub(OperatorStub):
     """Lists the registered volumes of all tenants, ordered by id."""
     ListLeases: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]  # type: ignore[assignment]
     """Lists all leases, ordered by broker instance, start epoch and lease id."""
+    RotateEncryptionKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateEncryptionKeyRequest, _operator_pb2.EncryptionKeys]  # type: ignore[assignment]
+    """Begins to wrap all stored keys under this broker's other key encryption key; idempotent.
+    Brokers continue by themselves; GetEncryptionKeys shows how far they are.
+    """
+    GetEncryptionKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
@@ -78,5 +88,22 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListLeasesResponse, _abc.Awaitable[_operator_pb2.ListLeasesResponse]]:
         """Lists all leases, ordered by broker instance, start epoch and lease id."""
+
+    @_abc_1.abstractmethod
+    def RotateEncryptionKey(
+        self,
+        request: _operator_pb2.RotateEncryptionKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.EncryptionKeys, _abc.Awaitable[_operator_pb2.EncryptionKeys]]:
+        """Begins to wrap all stored keys under this broker's other key encryption key; idempotent.
+        Brokers continue by themselves; GetEncryptionKeys shows how far they are.
+        """
+
+    @_abc_1.abstractmethod
+    def GetEncryptionKeys(
+        self,
+        request: _operator_pb2.GetEncryptionKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.EncryptionKeys, _abc.Awaitable[_operator_pb2.EncryptionKeys]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sealane.crypto.keys import WRAP_NONCE_BYTES
+from brokers import Count, rewrapping_of, start_broker
+from sealane.crypto.keys import WRAP_NONCE_BYTES, WrappingKey
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.config import HsmConfig
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
@@ -139,3 +142,51 @@ def test_sealanectl_makes_the_key(place: HsmConfig, capsys: pytest.CaptureFixtur
     assert sealanectl(["key", "hsm", *arguments, "--pin-file", place.pin_file]) == 0
     assert "made" in capsys.readouterr().out
     HsmKey(place.model_copy(update={"label": "made"})).close()
+
+
+async def test_a_store_moves_from_a_file_into_a_token_and_on_to_its_next_key(
+    place: HsmConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "b.sqlite"
+    following = place.model_copy(update={"label": "kek2"})
+    HsmKey.create(place).close()
+    HsmKey.create(following).close()
+    _, _, registry = await start_broker(
+        SqliteStore(path), starts=Count(), heads=Count(), kek=bytes(32)
+    )
+    before = await registry.tenant_key("t")
+    await registry.close()
+    for keys in (
+        [WrappingKey(bytes(32)), HsmKey(place)],
+        [HsmKey(place), HsmKey(following)],
+    ):
+        registry = await Registry.open(SqliteStore(path), *keys, node="b")
+        rotation = rewrapping_of(registry)
+        await rotation.announce()
+        await rotation.begin()
+        await rotation.proceed()
+        assert await registry.tenant_key("t") == before
+        registry.keys.close()
+        await registry.close()
+    registry = await Registry.open(SqliteStore(path), HsmKey(following), node="b")
+    assert await registry.tenant_key("t") == before
+    registry.keys.close()
+    await registry.close()
+
+
+def test_keys_of_one_token_are_used_side_by_side(place: HsmConfig) -> None:
+    """A reload opens a key that is open already; closing one must not take the other's login."""
+    following = place.model_copy(update={"label": "kek2"})
+    HsmKey.create(place).close()
+    HsmKey.create(following).close()
+    first, second = HsmKey(place), HsmKey(following)
+    again = HsmKey(place)
+    assert again.key_id == first.key_id != second.key_id
+    wrapped = first.wrap(b"k" * 32, purpose="p", owner="o")
+    assert again.unwrap(wrapped, purpose="p", owner="o") == b"k" * 32
+    again.close()
+    assert first.unwrap(wrapped, purpose="p", owner="o") == b"k" * 32
+    with pytest.raises(VerificationError):
+        second.unwrap(wrapped, purpose="p", owner="o")
+    first.close()
+    second.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers import running_broker, token_of
+from brokers import rewrapping_of, running_broker, token_of
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
@@ -206,7 +206,7 @@ async def test_the_operator_sees_every_lease_and_its_end(
         entries: list[operator_pb2.LeaseEntry] = []
         token = ""
         while True:
-            page = await OperatorServicer(broker).ListLeases(
+            page = await OperatorServicer(broker, rewrapping_of(broker.registry)).ListLeases(
                 operator_pb2.ListLeasesRequest(page_size=1, page_token=token, **request),  # type: ignore[arg-type]
                 None,  # type: ignore[arg-type]
             )

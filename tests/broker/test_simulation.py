@@ -194,7 +194,7 @@ def test_mutant_of_the_checks_of_records_is_caught(
 ) -> None:
     mutate(monkeypatch)
     seen = []
-    for seed in range(1, 25):
+    for seed in range(1, 50):
         try:
             attack_a_record(seed, kills=4, running=running)
         except Violation as error:

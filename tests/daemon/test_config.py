@@ -59,8 +59,8 @@ MISTAKES = {
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
             "attestation_listen, card_roots, collateral_dir, counter_index, counters, "
-            "device_init, etcd, head_seconds, hsm, instance, key_file, listen, policy_file, "
-            "policy_owner_key, store, tpm_roots [config.key.unknown]"
+            "device_init, etcd, head_seconds, hsm, instance, key_file, listen, next_key, "
+            "policy_file, policy_owner_key, store, tpm_roots [config.key.unknown]"
         ),
     ),
     "unknown section": (
@@ -213,6 +213,10 @@ MISTAKES = {
     "no key encryption key": (
         NODE + '[broker]\npolicy_file = "/p"\n',
         'broker: found {"policy_file": "/p"}; allowed: either key_file or hsm [config.value]',
+    ),
+    "next key without a place": (
+        NODE + BROKER + "[broker.next_key]\n",
+        "broker.next_key: found {}; allowed: either key_file or hsm [config.value]",
     ),
     "key file with evidence that has none": (
         NODE + ENROLMENT.replace("software", "tpm2") + "[target]\n",

@@ -193,15 +193,15 @@ def test_unusable_run_directory_is_refused(site: Site) -> None:
     assert _error(ended.stderr).endswith("is not a directory [directory.unusable]")
 
 
-def test_wrong_key_encryption_key_is_not_verified(site: Site) -> None:
+def test_wrong_key_encryption_key_is_refused(site: Site) -> None:
     site.write_policy({})
     config = site.broker_config()
     with daemon(config):
         pass
     write_key(site.root / "kek", b"\1" * 32)
     ended = sealaned("--config", config)
-    assert ended.returncode == 3
-    assert "[key.wrap.invalid]" in _error(ended.stderr)
+    assert ended.returncode == 2
+    assert "[broker.key.missing]" in _error(ended.stderr)
 
 
 def test_key_file_of_wrong_size_or_open_to_others_is_one_line(site: Site) -> None:

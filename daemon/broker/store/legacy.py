@@ -11,6 +11,7 @@ from typing import Final
 
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KeyWrapper
+from sealane.daemon.broker.authority import authority_entry, new_record_key
 from sealane.daemon.broker.records import (
     AuthorityRecord,
     GrantRecord,
@@ -21,7 +22,7 @@ from sealane.daemon.broker.records import (
     VolumeRecord,
     instance_name,
 )
-from sealane.daemon.broker.registry import authority_entry, new_record_key, new_tenant, with_state
+from sealane.daemon.broker.registry import new_tenant, with_state
 from sealane.daemon.broker.store.sqlite import LEGACY_VERSIONS, SqliteStore
 from sealane.errors import VerificationError
 

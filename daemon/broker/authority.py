@@ -1,0 +1,109 @@
+"""The authority's record: made, read, and opened with the key encryption keys of a broker."""
+
+import secrets
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import ValidationError
+
+from sealane.crypto.certificates import CertificateAuthority
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import KEY_BYTES, KeyWrapper
+from sealane.daemon.broker.keyring import UNNAMED, Keyring, missing
+from sealane.daemon.broker.records import AuthorityRecord, Stored
+from sealane.daemon.broker.store.contract import Compare, Entry
+from sealane.daemon.runtime.clock import utc_now
+from sealane.errors import UsageError, VerificationError
+
+AUTHORITY_KEY: Final = "authority"
+"""Key of the authority's record in the store."""
+BROKER_KEY: Final = "broker key"
+RECORD_KEY: Final = "record key"
+"""Purposes of the two keys wrapped in it."""
+OWNER: Final = "broker"
+
+
+def new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, bytes]:
+    """Return a new authority and its key for the MACs of records."""
+    made = CertificateAuthority.create(broker=node, now=utc_now())
+    key = made.private_bytes()
+    wrapped = wrapping.wrap(key, purpose=BROKER_KEY, owner=OWNER)
+    wipe(key)
+    record_key, wrapped_record_key = new_record_key(wrapping)
+    record = AuthorityRecord(
+        wrapped_key=wrapped,
+        certificate=made.certificate.public_bytes(serialization.Encoding.DER),
+        wrapped_record_key=wrapped_record_key,
+        key_id=wrapping.key_id,
+    )
+    return record, record_key
+
+
+def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
+    """Return a new key for the MACs of records, and the same wrapped."""
+    key = secrets.token_bytes(KEY_BYTES)
+    return key, wrapping.wrap(key, purpose=RECORD_KEY, owner=OWNER)
+
+
+def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
+    """Return the put for the authority's record, which its wrapping protects instead of a MAC."""
+    return {AUTHORITY_KEY: record.model_dump_json().encode()}
+
+
+def same_authority(stored: Stored[AuthorityRecord]) -> Compare:
+    """Return the compare for a commit: the authority's record is unchanged since it was read."""
+    return Compare(AUTHORITY_KEY, stored.revision)
+
+
+def rewrapped_authority(
+    record: AuthorityRecord, keys: Keyring, *, key_id: bytes
+) -> AuthorityRecord:
+    """Return `record` with its keys wrapped under the key `key_id`, and the one before noted."""
+    wrapping, previous, changed = keys.key(key_id), record.key_id, {}
+    for field, purpose in (("wrapped_key", BROKER_KEY), ("wrapped_record_key", RECORD_KEY)):
+        secret, previous = keys.unwrap(
+            getattr(record, field), key_id=record.key_id, purpose=purpose, owner=OWNER
+        )
+        try:
+            changed[field] = wrapping.wrap(secret, purpose=purpose, owner=OWNER)
+        finally:
+            wipe(secret)
+    return record.model_copy(update={**changed, "key_id": key_id, "previous_key_id": previous})
+
+
+def parse_authority(entry: Entry) -> AuthorityRecord:
+    """Parse a stored authority; VerificationError `broker.store.malformed`."""
+    try:
+        return AuthorityRecord.model_validate_json(entry.value)
+    except ValidationError as error:
+        raise VerificationError(
+            "broker.store.malformed", "the stored authority can't be read"
+        ) from error
+
+
+def check_has(ids: Collection[bytes], needed: Iterable[bytes]) -> None:
+    """UsageError `broker.key.missing` unless the keys `ids` include all that the store needs."""
+    for key_id in needed:
+        if key_id != UNNAMED and key_id not in ids:
+            raise UsageError("broker.key.missing", missing(key_id, ids))
+
+
+def opened_authority(
+    record: AuthorityRecord, keys: Keyring
+) -> tuple[CertificateAuthority, bytes, bytes]:
+    """Return the authority, the key for the MACs of records, and the id of their wrapping key."""
+    encoded, key_id = keys.unwrap(
+        record.wrapped_key, key_id=record.key_id, purpose=BROKER_KEY, owner=OWNER
+    )
+    key = serialization.load_der_private_key(bytes(encoded), password=None)
+    wipe(encoded)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
+    authority = CertificateAuthority(key, x509.load_der_x509_certificate(record.certificate))
+    record_key, _ = keys.unwrap(
+        record.wrapped_record_key, key_id=key_id, purpose=RECORD_KEY, owner=OWNER
+    )
+    return authority, bytes(record_key), key_id
