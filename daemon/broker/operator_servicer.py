@@ -1,24 +1,27 @@
-"""gRPC service of keys and leases for the broker's operator, on its Unix socket."""
+"""gRPC service of keys, leases and snapshots for the broker's operator, on its Unix socket."""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 import uuid
+from collections.abc import AsyncIterator
 
 from google.protobuf import timestamp_pb2
 
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
 from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
-    """Rotates keys and lists leases."""
+    """Rotates keys, lists leases and takes snapshots."""
 
-    def __init__(self, broker: BrokerService) -> None:
+    def __init__(self, broker: BrokerService, snapshots: Snapshots) -> None:
         self._broker = broker
+        self._snapshots = snapshots
 
     async def RotateVolumeKey(
         self, request: operator_pb2.RotateVolumeKeyRequest, context: Context
@@ -33,6 +36,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             oldest_key_epoch=volume.oldest_key_epoch,
             key_epoch=volume.key_epoch,
         )
+
+    async def TakeSnapshot(
+        self, request: operator_pb2.TakeSnapshotRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.SnapshotPart]:
+        """Stream a snapshot of the store."""
+        async with refusals_recorded(self._broker.audit, "broker.snapshot", subject="operator"):
+            async for content in self._snapshots.take(request.recipient):
+                yield operator_pb2.SnapshotPart(content=content)
 
     async def ListLeases(
         self, request: operator_pb2.ListLeasesRequest, context: Context

@@ -41,8 +41,9 @@ from sealane.errors import LeaseError, UnavailableError, UsageError, Verificatio
 from sealane.protocol.kinds import AnchorKind
 
 VOLUMES_PER_TENANT_MAX: Final = 16384
+AUTHORITY_KEY: Final = "authority"
+"""Key of the authority's record, which is in no table."""
 
-_AUTHORITY_KEY: Final = "authority"
 _ATTEMPTS_MAX: Final = 64
 _BACK_OFF_SECONDS: Final = 0.002
 _BACK_OFF_SECONDS_MAX: Final = 0.25
@@ -75,15 +76,15 @@ class Registry(Tables):
         VerificationError `key.wrap.invalid` under another key encryption key,
         `broker.store.rolled_back` if its records are not what brokers left.
         """
-        entry = await store.get(_AUTHORITY_KEY)
+        entry = await store.get(AUTHORITY_KEY)
         if entry is None:
             record, key = _new_authority(wrapping, node)
             made = authority_entry(record)
             await store.commit(
-                [Compare(_AUTHORITY_KEY, 0), Compare(STATE_KEY, 0)], with_state(made, key)
+                [Compare(AUTHORITY_KEY, 0), Compare(STATE_KEY, 0)], with_state(made, key)
             )
             # Created by this broker or by a faster one.
-            entry = await store.get(_AUTHORITY_KEY)
+            entry = await store.get(AUTHORITY_KEY)
         if entry is None:
             raise VerificationError(
                 "broker.store.rolled_back",
@@ -95,7 +96,7 @@ class Registry(Tables):
             raise VerificationError(
                 "broker.store.malformed", "the stored authority can't be read"
             ) from error
-        authority, record_key = _opened_authority(record, wrapping)
+        authority, record_key = opened_authority(record, wrapping)
         checked = await CheckedStore.open(store, record_key=record_key)
         return cls(checked, wrapping, authority=authority, record_key=record_key)
 
@@ -407,7 +408,7 @@ def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
 
 def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
     """Return the put for the authority's record, which its wrapping protects instead of a MAC."""
-    return {_AUTHORITY_KEY: record.model_dump_json().encode()}
+    return {AUTHORITY_KEY: record.model_dump_json().encode()}
 
 
 def with_state(entries: dict[str, bytes], record_key: bytes) -> dict[str, bytes]:
@@ -429,9 +430,10 @@ def _new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, by
     return record, record_key
 
 
-def _opened_authority(
+def opened_authority(
     record: AuthorityRecord, wrapping: KeyWrapper
 ) -> tuple[CertificateAuthority, bytes]:
+    """Return the authority and the record key; VerificationError `key.wrap.invalid`."""
     encoded = wrapping.unwrap(record.wrapped_key, purpose="broker key", owner="broker")
     key = serialization.load_der_private_key(bytes(encoded), password=None)
     wipe(encoded)

@@ -15,6 +15,7 @@ from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
+from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.config import BrokerConfig, Config
 from sealane.daemon.node.identity import Identity, Issued, Keys
@@ -119,7 +120,10 @@ def _serve_locally(
     policy_pb2_grpc.add_AuditLogServicer_to_server(
         AuditLogServicer(context.state / AUDIT_NAME, lambda: broker.audit.head), local
     )
-    operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), local)
+    snapshots = Snapshots(
+        broker.registry, node=context.config.node.name, audit=broker.audit, metrics=context.metrics
+    )
+    operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker, snapshots), local)
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)
     trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(verifier.membership), local)

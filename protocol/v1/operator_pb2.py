@@ -25,23 +25,27 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/operator.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"+\n\x16RotateVolumeKeyRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"Q\n\x0fVolumeKeyEpochs\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x18\n\x10oldest_key_epoch\x18\x02 \x01(\r\x12\x11\n\tkey_epoch\x18\x03 \x01(\r\"M\n\x11ListLeasesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tvolume_id\x18\x03 \x01(\t\"U\n\x12ListLeasesResponse\x12&\n\x06leases\x18\x01 \x03(\x0b\x32\x16.sealane.v1.LeaseEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xfd\x01\n\nLeaseEntry\x12\x17\n\x0f\x62roker_instance\x18\x01 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\x04\x12\x11\n\tvolume_id\x18\x04 \x01(\t\x12\x11\n\tkey_epoch\x18\x05 \x01(\r\x12\x11\n\trecipient\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x0c\x12.\n\ngrant_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x63ounters\x18\t \x01(\x04\x12\x10\n\x08returned\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t2\xab\x01\n\x08Operator\x12R\n\x0fRotateVolumeKey\x12\".sealane.v1.RotateVolumeKeyRequest\x1a\x1b.sealane.v1.VolumeKeyEpochs\x12K\n\nListLeases\x12\x1d.sealane.v1.ListLeasesRequest\x1a\x1e.sealane.v1.ListLeasesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/operator.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"(\n\x13TakeSnapshotRequest\x12\x11\n\trecipient\x18\x01 \x01(\x0c\"\x1f\n\x0cSnapshotPart\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"+\n\x16RotateVolumeKeyRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"Q\n\x0fVolumeKeyEpochs\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x18\n\x10oldest_key_epoch\x18\x02 \x01(\r\x12\x11\n\tkey_epoch\x18\x03 \x01(\r\"M\n\x11ListLeasesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tvolume_id\x18\x03 \x01(\t\"U\n\x12ListLeasesResponse\x12&\n\x06leases\x18\x01 \x03(\x0b\x32\x16.sealane.v1.LeaseEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xfd\x01\n\nLeaseEntry\x12\x17\n\x0f\x62roker_instance\x18\x01 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\x04\x12\x11\n\tvolume_id\x18\x04 \x01(\t\x12\x11\n\tkey_epoch\x18\x05 \x01(\r\x12\x11\n\trecipient\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x0c\x12.\n\ngrant_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x63ounters\x18\t \x01(\x04\x12\x10\n\x08returned\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t2\xf8\x01\n\x08Operator\x12R\n\x0fRotateVolumeKey\x12\".sealane.v1.RotateVolumeKeyRequest\x1a\x1b.sealane.v1.VolumeKeyEpochs\x12K\n\nListLeases\x12\x1d.sealane.v1.ListLeasesRequest\x1a\x1e.sealane.v1.ListLeasesResponse\x12K\n\x0cTakeSnapshot\x12\x1f.sealane.v1.TakeSnapshotRequest\x1a\x18.sealane.v1.SnapshotPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealane.protocol.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_start=83
-  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_end=126
-  _globals['_VOLUMEKEYEPOCHS']._serialized_start=128
-  _globals['_VOLUMEKEYEPOCHS']._serialized_end=209
-  _globals['_LISTLEASESREQUEST']._serialized_start=211
-  _globals['_LISTLEASESREQUEST']._serialized_end=288
-  _globals['_LISTLEASESRESPONSE']._serialized_start=290
-  _globals['_LISTLEASESRESPONSE']._serialized_end=375
-  _globals['_LEASEENTRY']._serialized_start=378
-  _globals['_LEASEENTRY']._serialized_end=631
-  _globals['_OPERATOR']._serialized_start=634
-  _globals['_OPERATOR']._serialized_end=805
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_start=83
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_end=123
+  _globals['_SNAPSHOTPART']._serialized_start=125
+  _globals['_SNAPSHOTPART']._serialized_end=156
+  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_start=158
+  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_end=201
+  _globals['_VOLUMEKEYEPOCHS']._serialized_start=203
+  _globals['_VOLUMEKEYEPOCHS']._serialized_end=284
+  _globals['_LISTLEASESREQUEST']._serialized_start=286
+  _globals['_LISTLEASESREQUEST']._serialized_end=363
+  _globals['_LISTLEASESRESPONSE']._serialized_start=365
+  _globals['_LISTLEASESRESPONSE']._serialized_end=450
+  _globals['_LEASEENTRY']._serialized_start=453
+  _globals['_LEASEENTRY']._serialized_end=706
+  _globals['_OPERATOR']._serialized_start=709
+  _globals['_OPERATOR']._serialized_end=957
 # @@protoc_insertion_point(module_scope)

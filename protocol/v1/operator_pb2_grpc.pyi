@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorStub:
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volume keys, leases and snapshots, for the broker's operator; served on the broker's Unix socket."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,19 +37,23 @@ class OperatorStub:
     """Begins a volume's next key epoch; its gateways switch to it within seconds."""
     ListLeases: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]
     """Lists all leases, ordered by broker instance, start epoch and lease id."""
+    TakeSnapshot: _grpc.UnaryStreamMultiCallable[_operator_pb2.TakeSnapshotRequest, _operator_pb2.SnapshotPart]
+    """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volume keys, leases and snapshots, for the broker's operator; served on the broker's Unix socket."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RotateVolumeKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateVolumeKeyRequest, _operator_pb2.VolumeKeyEpochs]  # type: ignore[assignment]
     """Begins a volume's next key epoch; its gateways switch to it within seconds."""
     ListLeases: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListLeasesRequest, _operator_pb2.ListLeasesResponse]  # type: ignore[assignment]
     """Lists all leases, ordered by broker instance, start epoch and lease id."""
+    TakeSnapshot: _aio.UnaryStreamMultiCallable[_operator_pb2.TakeSnapshotRequest, _operator_pb2.SnapshotPart]  # type: ignore[assignment]
+    """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
-    """Volume keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volume keys, leases and snapshots, for the broker's operator; served on the broker's Unix socket."""
 
     @_abc_1.abstractmethod
     def RotateVolumeKey(
@@ -66,5 +70,13 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListLeasesResponse, _abc.Awaitable[_operator_pb2.ListLeasesResponse]]:
         """Lists all leases, ordered by broker instance, start epoch and lease id."""
+
+    @_abc_1.abstractmethod
+    def TakeSnapshot(
+        self,
+        request: _operator_pb2.TakeSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.SnapshotPart], _abc.AsyncIterator[_operator_pb2.SnapshotPart]]:
+        """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
