@@ -20,6 +20,7 @@ from sealane.daemon.broker.restored import Accepted
 from sealane.daemon.config import load_config
 from sealane.daemon.runtime.directories import as_daemon, claimed_state
 from sealane.daemon.runtime.files import read_file, read_secret, sync_directory
+from sealane.daemon.runtime.logs import set_up_logs
 from sealane.errors import UsageError
 from sealane.protocol.v1 import operator_pb2
 
@@ -42,6 +43,7 @@ def broker_restore(options: argparse.Namespace, output: Output) -> None:
     anchor = _anchor(options.trust_anchor)
     accepted = Accepted(nodes=options.accept, devices=options.accept_device)
     config = load_config(options.config)
+    set_up_logs("error", node=config.node.name)
     broker_of(config)
     try:
         file = options.file.open("rb")

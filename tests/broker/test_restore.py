@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from broker.restoring import Place
+from brokers import MemoryAudit
 from control_plane import sealanectl
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX
 from sealane.crypto.snapshot import (
@@ -41,8 +42,9 @@ from sealane.daemon.broker.restored import (
     KEY_EPOCHS_AHEAD,
     Accepted,
 )
-from sealane.daemon.broker.snapshot import _pieces, decoded
+from sealane.daemon.broker.snapshot import Snapshots, _pieces, decoded
 from sealane.daemon.broker.store.contract import STATE_KEY, Store
+from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
@@ -219,6 +221,38 @@ async def test_snapshot_of_others_or_for_others_is_refused(place: Place, tmp_pat
     assert [*place.state.glob("broker.sqlite*")] == []
 
 
+async def test_snapshot_of_a_later_format_is_refused_as_such(place: Place) -> None:
+    snapshot = await taken(place)
+    later = snapshot[:8] + b"\0\2" + snapshot[10:]
+    with pytest.raises(UsageError) as caught:
+        read_snapshot(io.BytesIO(later), key=place.recipient, anchor=place.anchor)
+    assert caught.value.reason == "broker.snapshot.version"
+
+
+async def test_nothing_leaves_before_it_is_in_the_audit_log(place: Place) -> None:
+    class Full(MemoryAudit):
+        async def record(self, kind: str, **_: object) -> None:  # type: ignore[override]
+            raise UnavailableError("audit.unwritable", f"no space for {kind}")
+
+    public = place.recipient.kem.public_key
+    async with place.opened() as opened:
+        registry, metrics = opened.service.registry, Metrics()
+        refused = Snapshots(registry, node="broker", audit=Full(), metrics=metrics)
+        with pytest.raises(UnavailableError):
+            await anext(aiter(refused.take(public)))
+        audit = MemoryAudit()
+        snapshots = Snapshots(registry, node="broker", audit=audit, metrics=metrics)
+        with pytest.raises(UsageError):
+            await anext(aiter(snapshots.take(public[1:])))
+        assert audit.records == []
+        async for _ in snapshots.take(public):
+            pass
+    (record,) = audit.records
+    assert (record["kind"], record["outcome"]) == ("broker.snapshot", "done")
+    assert metrics.broker.snapshots._value.get() == 1
+    assert metrics.broker.last_snapshot._value.get() > 0
+
+
 async def test_snapshot_made_by_who_only_knows_the_recipient_is_refused(place: Place) -> None:
     snapshot = await taken(place)
     header, content = read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=place.anchor)
@@ -235,7 +269,7 @@ async def test_snapshot_made_by_who_only_knows_the_recipient_is_refused(place: P
     assert caught.value.reason == "broker.snapshot.signature"
 
 
-@pytest.mark.parametrize("spoil", ["drop", "schema", "unknown"])
+@pytest.mark.parametrize("spoil", ["drop", "schema", "stateless"])
 async def test_records_that_are_no_state_of_this_version_are_refused(
     spoil: str, place: Place
 ) -> None:
@@ -249,7 +283,7 @@ async def test_records_that_are_no_state_of_this_version_are_refused(
         entries = decoded(content)
         if spoil == "drop":
             del entries[f"volumes/{VOLUME}"]
-        elif spoil == "unknown":
+        elif spoil == "stateless":
             del entries[STATE_KEY]
         else:
             header = replace(header, schema=header.schema + 1)
