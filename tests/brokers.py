@@ -8,8 +8,10 @@ from sealane.crypto.audit import GENESIS, Detail, Outcome
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.leases import SignedLease
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -98,6 +100,12 @@ async def running_broker(
             await registry.close()
     finally:
         await store.close()
+
+
+def operator_of(broker: BrokerService) -> OperatorServicer:
+    """Return the service of the broker's operator."""
+    snapshots = Snapshots(broker.registry, node="b", audit=broker.audit, metrics=Metrics())
+    return OperatorServicer(broker, snapshots)
 
 
 def token_of(broker: BrokerService, lease: SignedLease) -> bytes:

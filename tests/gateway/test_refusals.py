@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from brokers import MemoryAudit
+from brokers import MemoryAudit, operator_of
 from patience import PATIENCE_SECONDS
 from sealane.daemon.broker import refusals
-from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.refusals import (
     CALLER_KINDS_MAX,
     KINDS_MAX,
@@ -19,9 +18,7 @@ from sealane.daemon.broker.refusals import (
     SummedAudit,
     refusals_recorded,
 )
-from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.gateway.volumes import Via
-from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, operator_pb2
 from volume_control import HOST, World, create
@@ -65,10 +62,7 @@ async def test_refusals_are_recorded_with_their_reason_and_bounded(world: World)
 
 async def test_a_rotation_and_its_refusal_are_recorded(world: World) -> None:
     volume_id = await create(world, str(uuid.uuid4()))
-    snapshots = Snapshots(
-        world.broker.registry, node="b", audit=world.broker.audit, metrics=Metrics()
-    )
-    operator = OperatorServicer(world.broker, snapshots)
+    operator = operator_of(world.broker)
 
     async def rotate(name: str) -> None:
         request = operator_pb2.RotateVolumeKeyRequest(volume_id=name)
