@@ -8,9 +8,10 @@ from typing import Any
 from sealane.cli.output import Output
 from sealane.crypto.evidence.software import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES, WrappingKey
+from sealane.crypto.snapshot import RecipientKey, digest_of
 from sealane.daemon.broker.kek import make_hsm_key
 from sealane.daemon.config import HsmConfig
-from sealane.daemon.runtime.files import read_bounded, write_secret
+from sealane.daemon.runtime.files import read_bounded, write_new, write_secret
 from sealane.errors import UsageError
 
 
@@ -19,6 +20,11 @@ def add_verbs(verbs: Any) -> None:
     for verb, run, text in (
         ("attestation", _key_attestation, "create a software attestation key"),
         ("encryption", _key_encryption, "create a broker's key encryption key"),
+        (
+            "recipient",
+            _key_recipient,
+            "create the key pair that snapshots of a broker are sealed to",
+        ),
         ("fingerprint", _key_fingerprint, "print an attestation key's name in policies"),
     ):
         made = verbs.add_parser(verb, help=text)
@@ -45,6 +51,20 @@ def _key_encryption(options: argparse.Namespace, output: Output) -> None:
     key = secrets.token_bytes(KEY_BYTES)
     write_secret(options.path, key)
     output.show_one({"path": str(options.path), "key id": WrappingKey(key).key_id.hex()})
+
+
+def _key_recipient(options: argparse.Namespace, output: Output) -> None:
+    key = RecipientKey.create()
+    public = options.path.with_name(f"{options.path.name}.pub")
+    write_secret(options.path, key.pem())
+    write_new(public, key.public_pem(), mode=0o644)
+    output.show_one(
+        {
+            "path": str(options.path),
+            "public key": str(public),
+            "recipient": digest_of(key.kem.public_key),
+        }
+    )
 
 
 def _key_hsm(options: argparse.Namespace, output: Output) -> None:

@@ -8,9 +8,11 @@ from sealane.crypto.audit import GENESIS, Detail, Outcome
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.leases import SignedLease
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.rewrapping import Rewrapping
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -116,6 +118,12 @@ def rewrapping_of(
         audit=audit or MemoryAudit(),
         metrics=Metrics(),
     )
+
+
+def operator_of(broker: BrokerService) -> OperatorServicer:
+    """Return the service of the broker's operator."""
+    snapshots = Snapshots(broker.registry, node="b", audit=broker.audit, metrics=Metrics())
+    return OperatorServicer(broker, rewrapping_of(broker.registry), snapshots)
 
 
 def token_of(broker: BrokerService, lease: SignedLease) -> bytes:

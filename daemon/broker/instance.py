@@ -13,6 +13,11 @@ interrupt this. Therefore each number belongs to one head of a start; if two hea
 store rolled back to the first would pass as current. After a commit with an unknown outcome the
 head is read: if it is still the old one, the store may have been rolled back, and the broker ends.
 Its next start has an epoch of its own.
+
+In a store that was restored from a snapshot, brokers have instance numbers and counters that are
+new there, and a start epoch is the counter's value plus the restore's random `epoch_base`: even a
+number that was used after the snapshot, or after another restore of it, gets other arenas
+(sealane.daemon.broker.restored).
 """
 
 import asyncio
@@ -20,7 +25,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sealane.crypto.lease import START_EPOCH_MAX, Arena
-from sealane.daemon.broker.records import HeadRecord, InstanceRecord, Stored, instance_name
+from sealane.daemon.broker.records import (
+    LAST_RESTORE,
+    HeadRecord,
+    InstanceRecord,
+    Stored,
+    instance_name,
+)
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.device.anchors.counter import MonotonicCounter
 from sealane.daemon.runtime.logs import get_logger
@@ -80,12 +91,20 @@ class Instance:
                 f"broker instance {instance} belongs to {stored.record.node!r}; allowed for "
                 f"{node!r}: a broker.instance that was never used",
             )
+        restored = await registry.restores.get(LAST_RESTORE)
+        if restored is not None and instance in restored.record.retired:
+            raise UsageError(
+                "broker.instance.retired",
+                f"broker instance {instance} was in use before the store was restored from a "
+                "snapshot; allowed: a broker.instance that was never used",
+            )
+        base = 0 if restored is None else restored.record.epoch_base
         head = await registry.heads.get(name)
         if head is None:
             await _first_value(heads, instance, at_most=_UNUSED)
         else:
             await _caught_up(heads, instance, "head", head.record.number)
-        epoch = await _next_start(registry, instance, stored, node=node, counter=starts)
+        epoch = await _next_start(registry, instance, stored, node=node, counter=starts, base=base)
         claimed = cls(
             registry,
             name=name,
@@ -197,16 +216,19 @@ async def _next_start(
     *,
     node: str,
     counter: MonotonicCounter,
+    base: int,
 ) -> int:
+    """Claim the next start epoch: the value of the counter's next increment, plus `base`."""
     if stored is not None and stored.record.is_anchored:
-        value = await _caught_up(counter, instance, "start epoch", stored.record.start_epoch)
+        served = stored.record.start_epoch - base
+        value = await _caught_up(counter, instance, "start epoch", served)
     else:
         # The epoch was served by a version without anchors: the counter continues from it.
         reached = _UNUSED if stored is None else stored.record.start_epoch
         value = await _first_value(counter, instance, at_most=reached)
         while value < reached:
             value = await _increment(counter, to=value + 1)
-    epoch = value + 1
+    epoch = base + value + 1
     if epoch > START_EPOCH_MAX:
         raise LeaseError(
             "lease.start_epoch.exhausted",
@@ -223,7 +245,7 @@ async def _next_start(
             "broker.instance.contended",
             f"another process is starting as broker instance {instance}",
         )
-    return await _increment(counter, to=epoch)
+    return base + await _increment(counter, to=value + 1)
 
 
 async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number: int) -> int:

@@ -154,6 +154,7 @@ class Leases:
             outcome="granted",
             volume_id=context.volume_id,
             key_epoch=context.key_epoch,
+            broker_instance=self.arena.broker_instance,
             start_epoch=self.arena.start_epoch,
             lease_id=granted.lease_id,
             counter_start=granted.counters.counter_start,

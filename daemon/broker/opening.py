@@ -13,7 +13,7 @@ from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.broker.audit import AuditLog, RegistryHead
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_keys
-from sealane.daemon.broker.records import instance_name
+from sealane.daemon.broker.records import LAST_RESTORE, instance_name
 from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.rewrapping import Rewrapping
@@ -81,6 +81,7 @@ async def opened_broker(
             signing_key=registry.authority.signing_key,
         )
         stack.push_async_callback(audit.close)
+        await _announce_restore(registry, audit)
         summed = SummedAudit(audit)
         stack.push_async_callback(summed.close)
         service = BrokerService(registry, instance, audit=summed, metrics=metrics)
@@ -96,6 +97,34 @@ async def opened_broker(
         yield OpenedBroker(
             service=service, instance=instance, rewrapping=rewrapping, audit=summed, log=audit
         )
+
+
+async def _announce_restore(registry: Registry, audit: AuditLog) -> None:
+    """Record a restore of the store in the audit log of the first broker that starts after it."""
+    table = registry.restores
+    stored = await table.get(LAST_RESTORE)
+    if stored is None or stored.record.is_announced:
+        return
+    record = stored.record
+    get_logger().warning(
+        "store_restored",
+        snapshot_at=record.snapshot_at.isoformat(),
+        restored_at=record.restored_at.isoformat(),
+    )
+    await audit.record(
+        "broker.restore",
+        subject="operator",
+        outcome="done",
+        snapshot_at=record.snapshot_at.isoformat(),
+        restored_at=record.restored_at.isoformat(),
+        snapshot_state=record.snapshot_state,
+        epoch_base=record.epoch_base,
+    )
+    # If another broker has done the same meanwhile, both logs have it.
+    announced = record.model_copy(update={"is_announced": True})
+    await registry.commit(
+        [table.unchanged(stored.name, stored)], table.sealed(stored.name, announced)
+    )
 
 
 async def _leave(instance: Instance) -> None:

@@ -1,8 +1,12 @@
-"""gRPC service of volumes, keys and leases for the broker's operator, on its Unix socket."""
+"""gRPC service of volumes, keys, leases and snapshots for the broker's operator.
+
+It is served on the broker's Unix socket.
+"""
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 import uuid
+from collections.abc import AsyncIterator
 
 from google.protobuf import timestamp_pb2
 
@@ -10,6 +14,7 @@ from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.rewrapping import Progress, Rewrapping
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.volume_access import descriptor_of
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
 from sealane.protocol.kinds import LeaseState
@@ -17,11 +22,12 @@ from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
-    """Rotates keys, lists volumes and leases."""
+    """Rotates keys, lists volumes and leases, and takes snapshots."""
 
-    def __init__(self, broker: BrokerService, rewrapping: Rewrapping) -> None:
+    def __init__(self, broker: BrokerService, rewrapping: Rewrapping, snapshots: Snapshots) -> None:
         self._broker = broker
         self._rewrapping = rewrapping
+        self._snapshots = snapshots
 
     async def RotateEncryptionKey(
         self, request: operator_pb2.RotateEncryptionKeyRequest, context: Context
@@ -64,6 +70,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             volumes=[descriptor_of(record, record.shares) for record in page],
             next_page_token=token,
         )
+
+    async def TakeSnapshot(
+        self, request: operator_pb2.TakeSnapshotRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.SnapshotPart]:
+        """Stream a snapshot of the store."""
+        async with refusals_recorded(self._broker.audit, "broker.snapshot", subject="operator"):
+            async for content in self._snapshots.take(request.recipient):
+                yield operator_pb2.SnapshotPart(content=content)
 
     async def ListLeases(
         self, request: operator_pb2.ListLeasesRequest, context: Context

@@ -11,7 +11,7 @@ import hmac
 import uuid
 from collections.abc import AsyncIterator, Sized
 from dataclasses import dataclass
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -285,6 +285,21 @@ class StatedRecord(Record):
     clock_skew_ms: int | None = None
 
 
+class RestoreRecord(Record):
+    """The last restore of the store from a snapshot (sealane.daemon.broker.restored).
+
+    `retired` are all broker instances that had used the store; later ones add `epoch_base` to
+    their counter. `is_announced`: the audit log has it.
+    """
+
+    restored_at: dt.datetime
+    snapshot_at: dt.datetime
+    snapshot_state: Annotated[int, Field(ge=1)]
+    epoch_base: StartEpoch
+    retired: tuple[BrokerInstance, ...]
+    is_announced: bool = False
+
+
 class HeadRecord(Record):
     """The last head of a broker; its number is the value of that broker's anchor counter."""
 
@@ -438,7 +453,9 @@ class Table(Generic[R]):
 
     __slots__ = ("_key", "_model", "_prefix", "_store")
 
-    def __init__(self, store: Store, prefix: str, model: type[R], *, record_key: bytes) -> None:
+    def __init__(
+        self, store: Store | None, prefix: str, model: type[R], *, record_key: bytes
+    ) -> None:
         self._store = store
         self._prefix = f"{prefix}/"
         self._model = model
@@ -446,8 +463,8 @@ class Table(Generic[R]):
 
     async def get(self, name: str) -> Stored[R] | None:
         """Return the record `name`; VerificationError if no broker wrote it."""
-        entry = await self._store.get(self.key(name))
-        return None if entry is None else self._opened(entry)
+        entry = await self._reached().get(self.key(name))
+        return None if entry is None else self.opened(entry)
 
     async def page(
         self, *, within: str = "", after: str = "", limit: int
@@ -456,10 +473,10 @@ class Table(Generic[R]):
 
         True: there are more.
         """
-        page = await self._store.range(
+        page = await self._reached().range(
             self._prefix + within, after=self.key(after) if after else "", limit=limit
         )
-        return [self._opened(entry) for entry in page.entries], page.has_more
+        return [self.opened(entry) for entry in page.entries], page.has_more
 
     def key(self, name: str) -> str:
         """Return the key of the record `name`."""
@@ -477,12 +494,13 @@ class Table(Generic[R]):
 
     async def watch(self, *, from_revision: int) -> AsyncIterator[Stored[R]]:
         """Yield records put from that revision on; raises the errors of `Store.watch` and `get`."""
-        async for commit in self._store.watch(self._prefix, from_revision=from_revision):
+        async for commit in self._reached().watch(self._prefix, from_revision=from_revision):
             for change in commit:
                 if change.value is not None:
-                    yield self._opened(Entry(change.key, change.value, change.revision))
+                    yield self.opened(Entry(change.key, change.value, change.revision))
 
-    def _opened(self, entry: Entry) -> Stored[R]:
+    def opened(self, entry: Entry) -> Stored[R]:
+        """Return the record in an entry; VerificationError if no broker wrote it."""
         mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(entry.key, content)):
             raise VerificationError(
@@ -499,21 +517,26 @@ class Table(Generic[R]):
             ) from error
         return Stored(record, entry.revision, entry.key.removeprefix(self._prefix))
 
+    def _reached(self) -> Store:
+        assert self._store is not None  # noqa: S101 - only a restore has tables without a store
+        return self._store
+
     def _mac(self, key: str, content: bytes) -> bytes:
         message = fields("sealane record v1", key.encode(), content)
         return hmac.digest(self._key, message, "sha256")
 
 
 class Tables:
-    """All tables; a new kind of record is added here."""
+    """All tables; a new kind of record is added here. Without a store they seal and open only."""
 
-    def __init__(self, store: Store, *, record_key: bytes) -> None:
+    def __init__(self, store: Store | None, *, record_key: bytes) -> None:
         self.tenants = Table(store, "tenants", TenantRecord, record_key=record_key)
         self.volumes = Table(store, "volumes", VolumeRecord, record_key=record_key)
         self.requests = Table(store, "requests", RequestRecord, record_key=record_key)
         self.holders = Table(store, "holders", HolderRecord, record_key=record_key)
         self.grants = Table(store, "grants", GrantRecord, record_key=record_key)
         self.instances = Table(store, "instances", InstanceRecord, record_key=record_key)
+        self.restores = Table(store, "restores", RestoreRecord, record_key=record_key)
         self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
         self.policies = Table(store, "policies", PolicyRecord, record_key=record_key)
         self.audit_heads = Table(store, "audit", AuditHeadRecord, record_key=record_key)
@@ -528,6 +551,19 @@ class Tables:
         self.served = Table(store, "served", ServedRecord, record_key=record_key)
         self.anchors = Table(store, "anchors", AnchorRecord, record_key=record_key)
         self.held_keys = Table(store, "held-keys", HeldKeysRecord, record_key=record_key)
+
+    def opened(self, entry: Entry) -> tuple[Table[Any], Stored[Any]]:
+        """Return an entry's record and its table; errors of `Table.get` for one of no table."""
+        for table in vars(self).values():
+            if entry.key.startswith(table.key("")):
+                return table, table.opened(entry)
+        raise VerificationError(
+            "broker.store.malformed", f"{entry.key}: not a record of this version"
+        )
+
+
+LAST_RESTORE: Final = "last"
+"""Name of the only RestoreRecord."""
 
 
 def instance_name(instance: int) -> str:

@@ -44,7 +44,6 @@ from sealane.errors import LeaseError, UnavailableError, UsageError, Verificatio
 from sealane.protocol.kinds import AnchorKind
 
 VOLUMES_PER_TENANT_MAX: Final = 16384
-
 TENANT_PURPOSE: Final = "tenant key"
 DEVICE_PURPOSE: Final = "device secret"
 """Purposes of the wrapped keys of tenants and devices."""

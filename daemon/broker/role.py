@@ -15,6 +15,7 @@ from sealane.daemon.broker.opening import AUDIT_NAME, OpenedBroker, opened_broke
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
+from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.config import BrokerConfig, Config
 from sealane.daemon.node.identity import Identity, Issued, Keys
@@ -119,8 +120,11 @@ def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleC
     policy_pb2_grpc.add_AuditLogServicer_to_server(
         AuditLogServicer(context.state / AUDIT_NAME, lambda: broker.audit.head), local
     )
+    snapshots = Snapshots(
+        broker.registry, node=context.config.node.name, audit=broker.audit, metrics=context.metrics
+    )
     operator_pb2_grpc.add_OperatorServicer_to_server(
-        OperatorServicer(broker, opened.rewrapping), local
+        OperatorServicer(broker, opened.rewrapping, snapshots), local
     )
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)

@@ -128,6 +128,14 @@ class BrokerMetrics:
         self.keys_released = Counter(
             "sealane_broker_keys_released", "Volume keys released.", registry=registry
         )
+        self.snapshots = Counter(
+            "sealane_broker_snapshots", "Snapshots of the store taken.", registry=registry
+        )
+        self.last_snapshot = Gauge(
+            "sealane_broker_last_snapshot_timestamp_seconds",
+            "When the last snapshot of the store was taken, Unix time; 0: none since the start.",
+            registry=registry,
+        )
 
 
 class Metrics:

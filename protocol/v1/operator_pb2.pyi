@@ -130,6 +130,40 @@ class BrokerKeys(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class TakeSnapshotRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    RECIPIENT_FIELD_NUMBER: builtins.int
+    recipient: builtins.bytes
+    def __init__(
+        self,
+        *,
+        recipient: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["recipient", b"recipient"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SnapshotPart(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: builtins.int
+    content: builtins.bytes
+    def __init__(
+        self,
+        *,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class RotateVolumeKeyRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

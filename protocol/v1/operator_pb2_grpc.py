@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class OperatorStub:
-    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket.
+    """Volumes of all tenants, keys, leases and snapshots, for the broker's operator; served on the
+    broker's Unix socket.
     """
 
     def __init__(self, channel):
@@ -60,10 +61,16 @@ class OperatorStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
                 _registered_method=True)
+        self.TakeSnapshot = channel.unary_stream(
+                '/sealane.v1.Operator/TakeSnapshot',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TakeSnapshotRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.SnapshotPart.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
-    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket.
+    """Volumes of all tenants, keys, leases and snapshots, for the broker's operator; served on the
+    broker's Unix socket.
     """
 
     def RotateVolumeKey(self, request, context):
@@ -101,6 +108,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeSnapshot(self, request, context):
+        """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +143,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
             ),
+            'TakeSnapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.TakeSnapshot,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TakeSnapshotRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.SnapshotPart.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'sealane.v1.Operator', rpc_method_handlers)
@@ -138,7 +157,8 @@ def add_OperatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operator:
-    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket.
+    """Volumes of all tenants, keys, leases and snapshots, for the broker's operator; served on the
+    broker's Unix socket.
     """
 
     @staticmethod
@@ -266,6 +286,33 @@ class Operator:
             '/sealane.v1.Operator/GetEncryptionKeys',
             sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sealane.v1.Operator/TakeSnapshot',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.TakeSnapshotRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.SnapshotPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorStub:
-    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volumes of all tenants, keys, leases and snapshots, for the broker's operator; served on the
+    broker's Unix socket.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -44,10 +46,14 @@ class OperatorStub:
     Brokers continue by themselves; GetEncryptionKeys shows how far they are.
     """
     GetEncryptionKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]
+    TakeSnapshot: _grpc.UnaryStreamMultiCallable[_operator_pb2.TakeSnapshotRequest, _operator_pb2.SnapshotPart]
+    """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
-    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volumes of all tenants, keys, leases and snapshots, for the broker's operator; served on the
+    broker's Unix socket.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RotateVolumeKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateVolumeKeyRequest, _operator_pb2.VolumeKeyEpochs]  # type: ignore[assignment]
@@ -61,9 +67,13 @@ class OperatorAsyncStub(OperatorStub):
     Brokers continue by themselves; GetEncryptionKeys shows how far they are.
     """
     GetEncryptionKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]  # type: ignore[assignment]
+    TakeSnapshot: _aio.UnaryStreamMultiCallable[_operator_pb2.TakeSnapshotRequest, _operator_pb2.SnapshotPart]  # type: ignore[assignment]
+    """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
-    """Volumes of all tenants, their keys and leases, for the broker's operator; served on the broker's Unix socket."""
+    """Volumes of all tenants, keys, leases and snapshots, for the broker's operator; served on the
+    broker's Unix socket.
+    """
 
     @_abc_1.abstractmethod
     def RotateVolumeKey(
@@ -105,5 +115,13 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.GetEncryptionKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EncryptionKeys, _abc.Awaitable[_operator_pb2.EncryptionKeys]]: ...
+
+    @_abc_1.abstractmethod
+    def TakeSnapshot(
+        self,
+        request: _operator_pb2.TakeSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.SnapshotPart], _abc.AsyncIterator[_operator_pb2.SnapshotPart]]:
+        """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

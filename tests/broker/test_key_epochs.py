@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers import rewrapping_of, running_broker, token_of
+from brokers import operator_of, running_broker, token_of
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX, LEASE_COUNTERS
 from sealane.daemon.broker.leases import SignedLease
-from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.records import VolumeRecord
 from sealane.daemon.broker.service import BrokerService
 from sealane.errors import LeaseError, UsageError
@@ -206,7 +205,7 @@ async def test_the_operator_sees_every_lease_and_its_end(
         entries: list[operator_pb2.LeaseEntry] = []
         token = ""
         while True:
-            page = await OperatorServicer(broker, rewrapping_of(broker.registry)).ListLeases(
+            page = await operator_of(broker).ListLeases(
                 operator_pb2.ListLeasesRequest(page_size=1, page_token=token, **request),  # type: ignore[arg-type]
                 None,  # type: ignore[arg-type]
             )

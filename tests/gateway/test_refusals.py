@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from brokers import MemoryAudit
+from brokers import MemoryAudit, operator_of
 from patience import PATIENCE_SECONDS
 from sealane.daemon.broker import refusals
-from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.refusals import (
     CALLER_KINDS_MAX,
     KINDS_MAX,
@@ -63,7 +62,7 @@ async def test_refusals_are_recorded_with_their_reason_and_bounded(world: World)
 
 async def test_a_rotation_and_its_refusal_are_recorded(world: World) -> None:
     volume_id = await create(world, str(uuid.uuid4()))
-    operator = OperatorServicer(world.broker)
+    operator = operator_of(world.broker)
 
     async def rotate(name: str) -> None:
         request = operator_pb2.RotateVolumeKeyRequest(volume_id=name)

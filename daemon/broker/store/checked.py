@@ -46,7 +46,7 @@ from sealane.daemon.broker.store.contract import (
     check_page,
     end_of,
 )
-from sealane.daemon.broker.store.state import Known, SetHash, State
+from sealane.daemon.broker.store.state import Known, SetHash, State, without_state
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.transport.tasks import TaskOwner
@@ -204,6 +204,30 @@ class CheckedStore:
         """See `Store`."""
         async for page in self._inner.scan():
             yield page
+
+    async def copy(self) -> tuple[dict[str, bytes], State]:
+        """Return all entries as of one revision, the state record first, and their state.
+
+        VerificationError `broker.store.rolled_back`: they are not what brokers left.
+        """
+        self._check()
+        least = self._state.number
+        while True:
+            entries: dict[str, bytes] = {}
+            revision = 0
+            try:
+                async for page in self._inner.scan():
+                    revision = page.revision
+                    entries |= {entry.key: entry.value for entry in page.entries}
+                    await asyncio.sleep(0)
+            except UnavailableError as error:
+                if error.reason != "broker.store.compacted":
+                    raise
+                continue
+            state = self._hashes.state_of(entries, revision=revision)
+            if state.number < least:
+                raise self._fail(_rolled_back(STATE_KEY))
+            return entries, state
 
     async def commit(
         self,
@@ -502,11 +526,7 @@ class CheckedStore:
                 known[entry.key] = Known(revision=entry.revision, digest=digest)
             await asyncio.sleep(0)
         if sealed is None:
-            raise VerificationError(
-                "broker.store.rolled_back",
-                f"the store has {len(known)} records but no state record: it was removed, or the "
-                "store is of an earlier version",
-            )
+            raise without_state(len(known))
         return (
             known,
             self._hashes.check(sealed.value, known.values(), revision=sealed.revision),

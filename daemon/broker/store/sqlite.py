@@ -135,17 +135,17 @@ class SqliteStore:
         return await self._run(_revision)
 
     async def scan(self) -> AsyncIterator[Page]:
-        """See `Store`."""
-        page = await self.range("")
-        revision = page.revision
-        yield page
-        while page.has_more:
-            page = await self.range("", after=page.entries[-1].key)
-            if page.revision != revision:
-                raise UnavailableError(
-                    "broker.store.compacted", f"{self.path}: changed while being read"
-                )
-            yield page
+        """See `Store`; read at once, so that commits between pages don't interrupt it."""
+
+        def read(db: sqlite3.Connection) -> tuple[int, list[Entry]]:
+            rows = db.execute("SELECT key, value, revision FROM entries ORDER BY key").fetchall()
+            return _revision(db), [Entry(*row) for row in rows]
+
+        revision, entries = await self._run(read)
+        starts = range(0, max(len(entries), 1), PAGE_ENTRIES_MAX)
+        for start in starts:
+            end = start + PAGE_ENTRIES_MAX
+            yield Page(tuple(entries[start:end]), revision, has_more=end < len(entries))
 
     async def commit(
         self,

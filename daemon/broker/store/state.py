@@ -19,7 +19,7 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sealane.crypto.encoding import fields
-from sealane.daemon.broker.store.contract import STATE_BYTES_MAX
+from sealane.daemon.broker.store.contract import STATE_BYTES_MAX, STATE_KEY
 from sealane.errors import VerificationError
 
 _TAG_BYTES: Final = 32
@@ -105,10 +105,34 @@ class SetHash:
             )
         return _state(record, sealed, total, revision=revision)
 
+    def state_of(self, entries: Mapping[str, bytes], *, revision: int) -> State:
+        """Return the state of a whole copy of a store, its state record included.
+
+        VerificationError `broker.store.rolled_back`: brokers never left this set of records.
+        """
+        sealed = entries.get(STATE_KEY)
+        if sealed is None:
+            raise without_state(len(entries))
+        known = (
+            Known(revision=revision, digest=self.digest(key, value))
+            for key, value in entries.items()
+            if key != STATE_KEY
+        )
+        return self.check(sealed, known, revision=revision)
+
     def _sealed(self, record: _StateRecord, total: int) -> bytes:
         content = record.model_dump_json().encode()
         message = fields("sealane store state v1", content, total.to_bytes(_TAG_BYTES, "big"))
         return hmac.digest(self._state_key, message, "sha256") + content
+
+
+def without_state(count: int) -> VerificationError:
+    """Return the error for a store that has records but no state record."""
+    return VerificationError(
+        "broker.store.rolled_back",
+        f"the store has {count} records but no state record: it was removed, or the store is of "
+        "an earlier version",
+    )
 
 
 def _parsed(sealed: bytes) -> _StateRecord | None:

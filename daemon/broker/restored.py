@@ -1,0 +1,208 @@
+"""What a store must be before it is served after a restore from a snapshot.
+
+A restore is a rollback on purpose. Everything that the snapshot can't know about the time after it
+is replaced by something that is safe whatever happened then:
+
+* **Counters.** Every broker instance of the snapshot is retired, and later ones add a random base
+  to their start epochs, so no arena is granted from twice (`Instance.claim`).
+* **Keys.** Every volume begins a key epoch beyond those that it may have had since: sectors sealed
+  since stay readable, and a holder of a newer key than the snapshot knows doesn't have this one. A
+  volume that has no key epochs left gets no leases.
+* **Nodes** are revoked unless the operator accepts them by name; certificates issued before the
+  restore are refused in any case.
+* **Devices** whose anchor brokers keep have lost it: what is found is refused
+  (`device.anchor.mismatch`) unless the operator accepts the device by name. Numbers of anchor
+  records and fencing epochs continue beyond any that were used since.
+* **Permissions** that may have been used since, to show an unknown device, are withdrawn.
+"""
+
+import datetime as dt
+import secrets
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sealane.crypto.keys import KEY_EPOCHS_MAX
+from sealane.crypto.lease import EPOCH_COUNTERS_MAX, START_EPOCH_MAX
+from sealane.daemon.broker.authority import AUTHORITY_KEY
+from sealane.daemon.broker.devices import FENCE
+from sealane.daemon.broker.records import (
+    LAST_RESTORE,
+    DeviceRecord,
+    NodeRecord,
+    RestoreRecord,
+    Revocation,
+    Stored,
+    Tables,
+    VolumeRecord,
+)
+from sealane.daemon.broker.store.contract import STATE_KEY, Entry
+from sealane.errors import UsageError
+from sealane.protocol.kinds import AnchorKind
+
+EPOCH_BASE_MIN: Final = 1 << 20
+"""Smallest base of start epochs. A broker that was never restored doesn't start so often."""
+EPOCH_BASE_MAX: Final = START_EPOCH_MAX - (1 << 21)
+KEY_EPOCHS_AHEAD: Final = 16
+"""Key epochs skipped: more than a volume begins between two snapshots."""
+FENCING_EPOCHS_AHEAD: Final = 1 << 16
+ANCHOR_NUMBERS_AHEAD: Final = 1 << 40
+
+_HELD: Final = "not accepted when the broker's store was restored from a snapshot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the operator names as trusted: nodes, and devices as they are found."""
+
+    nodes: Collection[str] = ()
+    devices: Collection[uuid.UUID] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """The records to restore, without their state record, and what was done to them."""
+
+    entries: Mapping[str, bytes]
+    retired: tuple[int, ...]
+    policy_version: int
+    held_nodes: tuple[str, ...]
+    held_devices: tuple[uuid.UUID, ...]
+    unwritable_volumes: tuple[uuid.UUID, ...]
+
+
+def new_epoch_base() -> int:
+    """Return a random base of start epochs."""
+    return EPOCH_BASE_MIN + secrets.randbelow(EPOCH_BASE_MAX - EPOCH_BASE_MIN)
+
+
+def revised(
+    entries: Mapping[str, bytes],
+    tables: Tables,
+    *,
+    accepted: Accepted,
+    now: dt.datetime,
+    snapshot_at: dt.datetime,
+    snapshot_state: int,
+) -> Revision:
+    """Return the records of a snapshot as they may be served.
+
+    UsageError `node.not_found`, `device.not_found` for an accepted one that isn't in the snapshot;
+    VerificationError `broker.store.record.forged`, `.malformed`.
+    """
+    after: dict[str, bytes] = {}
+    seen_nodes: set[str] = set()
+    retired: list[int] = []
+    held_nodes: set[str] = set()
+    unwritable: list[uuid.UUID] = []
+    policy_version = 0
+    anchor_numbers: dict[str, int] = {}
+    devices: list[Stored[DeviceRecord]] = []
+    for key, before in entries.items():
+        value = before
+        if key in {STATE_KEY, AUTHORITY_KEY}:
+            continue
+        table, stored = tables.opened(Entry(key, before, 0))
+        record = stored.record
+        if table is tables.restores or table is tables.device_requests:
+            continue
+        if table is tables.nodes:
+            seen_nodes.add(record.node)
+            is_accepted = record.node in accepted.nodes
+            if not is_accepted or record.revocation is not None:
+                held_nodes.add(record.node)
+            value = table.sealed(stored.name, _node(record, now, is_accepted=is_accepted))[key]
+        elif table is tables.volumes and not record.is_deleted:
+            volume = _volume(record)
+            if volume.key_epoch == record.key_epoch:
+                unwritable.append(record.volume_id)
+            value = table.sealed(stored.name, volume)[key]
+        elif table is tables.devices:
+            devices.append(stored)
+        elif table is tables.anchors:
+            owner = stored.name.partition("/")[0]
+            anchor_numbers[owner] = max(anchor_numbers.get(owner, 0), record.number)
+            continue
+        elif table is tables.instances:
+            retired.append(int(stored.name))
+        elif table is tables.policies:
+            policy_version = record.version
+        after[key] = value
+    for device in devices:
+        number = anchor_numbers.get(device.name, 0)
+        after |= tables.devices.sealed(
+            device.name, _device(device.record, now, accepted=accepted, last_number=number)
+        )
+    _check_known(accepted, seen_nodes, {each.record.device_id for each in devices})
+    restore = RestoreRecord(
+        restored_at=now,
+        snapshot_at=snapshot_at,
+        snapshot_state=snapshot_state,
+        epoch_base=new_epoch_base(),
+        retired=tuple(sorted(retired)),
+    )
+    return Revision(
+        entries={
+            AUTHORITY_KEY: entries[AUTHORITY_KEY],
+            **after,
+            **tables.restores.sealed(LAST_RESTORE, restore),
+        },
+        retired=restore.retired,
+        policy_version=policy_version,
+        held_nodes=tuple(sorted(held_nodes)),
+        held_devices=tuple(
+            each.record.device_id for each in devices if _is_held(each.record, accepted)
+        ),
+        unwritable_volumes=tuple(unwritable),
+    )
+
+
+def _node(record: NodeRecord, now: dt.datetime, *, is_accepted: bool) -> NodeRecord:
+    if record.revocation is not None:
+        return record
+    if is_accepted:
+        return record.model_copy(update={"restored_at": now})
+    revocation = Revocation(reason=_HELD, revoked_at=now)
+    return record.model_copy(update={"revocation": revocation, "restored_at": None})
+
+
+def _volume(record: VolumeRecord) -> VolumeRecord:
+    newest = min(record.key_epoch + KEY_EPOCHS_AHEAD, record.oldest_key_epoch + KEY_EPOCHS_MAX - 1)
+    if newest == record.key_epoch:
+        # How much was leased under it since is unknown: nothing more is.
+        return record.model_copy(update={"counters_leased": EPOCH_COUNTERS_MAX})
+    return record.model_copy(update={"key_epoch": newest, "counters_leased": 0})
+
+
+def _is_held(record: DeviceRecord, accepted: Accepted) -> bool:
+    is_kept_here = record.anchor == AnchorKind.BROKER and not record.is_forgotten
+    return is_kept_here and record.device_id not in accepted.devices
+
+
+def _device(
+    record: DeviceRecord, now: dt.datetime, *, accepted: Accepted, last_number: int
+) -> DeviceRecord:
+    if record.is_forgotten:
+        return record
+    opening = record.opening
+    update: dict[str, object] = {
+        "fencing_epoch": record.fencing_epoch + FENCING_EPOCHS_AHEAD,
+        "anchor_floor": max(record.anchor_floor, last_number) + ANCHOR_NUMBERS_AHEAD,
+        # Confirmed since, maybe; only the operator has what is found accepted.
+        "is_initialised": record.device_id not in accepted.devices,
+        # Whoever serves it now gets no authorizations from here, and has stopped by then.
+        "opening": None if opening is None else opening.model_copy(update={"until": now + FENCE}),
+    }
+    return record.model_copy(update=update)
+
+
+def _check_known(
+    accepted: Accepted, nodes: Collection[str], devices: Collection[uuid.UUID]
+) -> None:
+    for node in accepted.nodes:
+        if node not in nodes:
+            raise UsageError("node.not_found", f"no node {node[:80]!r} is in the snapshot")
+    for device in accepted.devices:
+        if device not in devices:
+            raise UsageError("device.not_found", f"no device {device} is in the snapshot")

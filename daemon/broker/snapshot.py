@@ -1,0 +1,123 @@
+"""Takes snapshots of the brokers' store while calls go on, and decodes their content.
+
+A snapshot holds all records as of one revision, checked against their state record like at a start.
+Keys in it are wrapped by the key encryption key, which is not in it.
+"""
+
+import struct
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Final
+
+from sealane.crypto.snapshot import (
+    PART_BYTES_MAX,
+    Header,
+    anchor_digest,
+    digest_of,
+    sealed_snapshot,
+)
+from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import KEY_BYTES_MAX, VALUE_BYTES_MAX, check_key
+from sealane.daemon.broker.store.sqlite import SCHEMA_VERSION
+from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.errors import UsageError, VerificationError
+
+RECIPIENT_BYTES: Final = 32
+_ENTRY: Final = struct.Struct(">HI")  # bytes of key and value
+
+
+class Snapshots:
+    """Takes snapshots at a broker, for its operator."""
+
+    def __init__(self, registry: Registry, *, node: str, audit: Audit, metrics: Metrics) -> None:
+        self._registry = registry
+        self._node = node
+        self._audit = audit
+        self._metrics = metrics
+
+    async def take(self, recipient: bytes) -> AsyncIterator[bytes]:
+        """Yield a snapshot's bytes, sealed to `recipient`, an X25519 public key.
+
+        It is in the audit log before the first byte leaves. UsageError `broker.snapshot.recipient`;
+        VerificationError `broker.store.rolled_back`: the records are not what brokers left.
+        """
+        if len(recipient) != RECIPIENT_BYTES:
+            raise UsageError(
+                "broker.snapshot.recipient",
+                f"a recipient of {len(recipient)} bytes; allowed: {RECIPIENT_BYTES}",
+            )
+        entries, state = await self._registry.store.copy()
+        now = utc_now()
+        header = Header(
+            anchor_sha256=anchor_digest(self._registry.authority.certificate),
+            recipient_sha256=digest_of(recipient),
+            node=self._node,
+            created=int(now.timestamp()),
+            revision=state.revision,
+            state_number=state.number,
+            record_count=state.count,
+            schema=SCHEMA_VERSION,
+        )
+        await self._audit.record(
+            "broker.snapshot",
+            subject="operator",
+            outcome="done",
+            revision=state.revision,
+            records=state.count,
+            recipient=bytes.fromhex(header.recipient_sha256),
+        )
+        get_logger().info("broker_snapshot", revision=state.revision, records=state.count)
+        for part in sealed_snapshot(
+            header,
+            _pieces(entries),
+            recipient=recipient,
+            signing_key=self._registry.authority.signing_key,
+        ):
+            yield part
+        self._metrics.broker.snapshots.inc()
+        self._metrics.broker.last_snapshot.set(now.timestamp())
+
+
+def _pieces(entries: Mapping[str, bytes]) -> Iterator[bytes]:
+    """Yield the encoded entries in pieces of at most PART_BYTES_MAX."""
+    piece = bytearray()
+    for key, value in entries.items():
+        encoded = _ENTRY.pack(len(key), len(value)) + key.encode("ascii") + value
+        if len(piece) + len(encoded) > PART_BYTES_MAX:
+            yield bytes(piece)
+            piece.clear()
+        piece += encoded
+    yield bytes(piece)
+
+
+def decoded(content: bytes) -> dict[str, bytes]:
+    """Return the entries of a snapshot's content; VerificationError `broker.snapshot.damaged`."""
+    entries: dict[str, bytes] = {}
+    position = 0
+    while position < len(content):
+        if len(content) - position < _ENTRY.size:
+            raise _malformed()
+        key_bytes, value_bytes = _ENTRY.unpack_from(content, position)
+        position += _ENTRY.size
+        is_long = key_bytes > KEY_BYTES_MAX or value_bytes > VALUE_BYTES_MAX
+        if is_long or len(content) - position < key_bytes + value_bytes:
+            raise _malformed()
+        key = content[position : position + key_bytes].decode("ascii", errors="replace")
+        position += key_bytes
+        try:
+            check_key(key)
+        except UsageError as error:
+            raise _malformed() from error
+        if key in entries:
+            raise _malformed()
+        entries[key] = content[position : position + value_bytes]
+        position += value_bytes
+    return entries
+
+
+def _malformed() -> VerificationError:
+    return VerificationError(
+        "broker.snapshot.damaged", "the snapshot's content is not a list of records"
+    )

@@ -1,0 +1,424 @@
+"""Snapshots of a broker's store, and what a restore changes: a restore is a rollback."""
+
+import asyncio
+import datetime as dt
+import io
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from broker.restoring import Place
+from brokers import MemoryAudit
+from control_plane import sealanectl
+from sealane.crypto.lease import EPOCH_COUNTERS_MAX
+from sealane.crypto.snapshot import (
+    PART_BYTES_MAX,
+    RecipientKey,
+    digest_of,
+    read_snapshot,
+    sealed_snapshot,
+)
+from sealane.daemon.broker.authority import AUTHORITY_KEY
+from sealane.daemon.broker.opening import OpenedBroker
+from sealane.daemon.broker.records import (
+    AnchorRecord,
+    DeviceRecord,
+    DeviceRequestRecord,
+    NodeRecord,
+    Opening,
+    PolicyRecord,
+    VolumeRecord,
+)
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.restore import _fill, filled
+from sealane.daemon.broker.restored import (
+    ANCHOR_NUMBERS_AHEAD,
+    EPOCH_BASE_MIN,
+    FENCING_EPOCHS_AHEAD,
+    KEY_EPOCHS_AHEAD,
+    Accepted,
+)
+from sealane.daemon.broker.snapshot import Snapshots, _pieces, decoded
+from sealane.daemon.broker.store.contract import STATE_KEY, Store
+from sealane.daemon.runtime.metrics import Metrics
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import AnchorKind
+
+NAME = "name-of-a-volume-which-nobody-else-may-learn"
+VOLUME = uuid.UUID(int=1)
+DEVICE = uuid.UUID(int=2)
+DELETED, WORN = uuid.UUID(int=3), uuid.UUID(int=4)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+async def filled_store(opened: OpenedBroker) -> None:
+    """Put one record of each kind that a restore changes."""
+    registry = opened.service.registry
+    (await registry.tenant_key("t"))[:] = bytes(32)
+    volume = VolumeRecord(
+        volume_id=VOLUME,
+        tenant="t",
+        display_name=NAME,
+        sector_count=1,
+        target_node="s",
+        generation=1,
+        key_epoch=3,
+        counters_leased=7,
+    )
+    worn = volume.model_copy(update={"volume_id": WORN, "key_epoch": 256})
+    deleted = volume.model_copy(update={"volume_id": DELETED, "is_deleted": True})
+    device = registry.new_device(DEVICE, owner="s").model_copy(
+        update={
+            "anchor": AnchorKind.BROKER,
+            "is_initialised": True,
+            "opening": Opening(node="s", incarnation=b"i", fencing_epoch=1),
+        }
+    )
+    await registry.commit(
+        puts={
+            **registry.volumes.sealed(str(VOLUME), volume),
+            **registry.volumes.sealed(str(WORN), worn),
+            **registry.volumes.sealed(str(DELETED), deleted),
+            **registry.devices.sealed(str(DEVICE), device),
+            **registry.anchors.sealed(f"{DEVICE}/catalogue", AnchorRecord(number=9, blob=b"b")),
+            **registry.device_requests.sealed("s", DeviceRequestRecord(is_next_authorized=True)),
+            **registry.nodes.sealed("gateway/g", NodeRecord(node="g", role="gateway")),
+            **registry.nodes.sealed("target/s", NodeRecord(node="s", role="target")),
+        }
+    )
+
+
+async def taken(place: Place) -> bytes:
+    async with place.opened() as opened:
+        await filled_store(opened)
+        return await place.snapshot(opened)
+
+
+async def test_restored_store_is_served_and_is_safe_whatever_happened_since(place: Place) -> None:
+    snapshot = await taken(place)
+    assert NAME.encode() not in snapshot
+    place.lose()
+    before = dt.datetime.now(dt.UTC)
+    restore = await place.restore(snapshot, accepted=Accepted(nodes=["g"]))
+    assert restore.revision.held_nodes == ("s",)
+    assert restore.revision.held_devices == (DEVICE,)
+    assert restore.revision.unwritable_volumes == (WORN,)
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        arena = opened.instance.arena
+        assert arena.broker_instance == 7
+        assert arena.start_epoch > EPOCH_BASE_MIN
+        volume = (await registry.volume(VOLUME)).record
+        assert (volume.display_name, volume.key_epoch) == (NAME, 3 + KEY_EPOCHS_AHEAD)
+        assert volume.counters_leased == 0
+        worn = (await registry.volume(WORN)).record
+        assert (worn.key_epoch, worn.counters_leased) == (256, EPOCH_COUNTERS_MAX)
+        gateway = await registry.nodes.get("gateway/g")
+        target = await registry.nodes.get("target/s")
+        assert gateway is not None
+        assert target is not None
+        assert gateway.record.revocation is None
+        assert gateway.record.restored_at is not None
+        assert gateway.record.restored_at >= before
+        assert target.record.revocation is not None
+        assert await registry.anchors.get(f"{DEVICE}/catalogue") is None
+        assert await registry.device_requests.get("s") is None
+        device = await registry.devices.get(str(DEVICE))
+        assert device is not None
+        check_device(device.record, is_initialised=True)
+    log = (place.state / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in log].count("broker.restore") == 1
+    async with place.opened() as opened:
+        assert opened.instance.arena.start_epoch == arena.start_epoch + 1
+    log = (place.state / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in log].count("broker.restore") == 1
+
+
+def check_device(device: DeviceRecord, *, is_initialised: bool) -> None:
+    assert device.is_initialised is is_initialised
+    assert device.fencing_epoch == 1 + FENCING_EPOCHS_AHEAD
+    assert device.anchor_floor == 9 + ANCHOR_NUMBERS_AHEAD
+    assert device.opening is not None
+    assert device.opening.until is not None
+
+
+async def test_only_a_device_accepted_by_name_is_accepted_as_it_is_found(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    restore = await place.restore(snapshot, accepted=Accepted(devices=[DEVICE]))
+    assert restore.revision.held_devices == ()
+    async with place.opened() as opened:
+        device = await opened.service.registry.devices.get(str(DEVICE))
+        assert device is not None
+        check_device(device.record, is_initialised=False)
+
+
+async def test_retired_instance_is_refused_even_with_new_counters(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    await place.restore(snapshot)
+    path = place.root / "broker.toml"
+    path.write_text(path.read_text().replace("instance = 7", "instance = 1"))
+    with pytest.raises(UsageError) as caught:
+        async with place.opened():
+            pass
+    assert caught.value.reason == "broker.instance.retired"
+
+
+def _truncated(content: bytes) -> list[bytes]:
+    return [content[:length] for length in (0, 7, 40, 500, len(content) // 2, len(content) - 1)]
+
+
+def _flipped(content: bytes) -> list[bytes]:
+    """Flip one bit at a time: all over the head, then here and there."""
+    places = [*range(900), *range(900, len(content), 97), *range(len(content) - 80, len(content))]
+    return [
+        content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        for at in places
+        if at < len(content)
+    ]
+
+
+@pytest.mark.parametrize(
+    "spoilt", [_truncated, _flipped, lambda content: [content + b"\0", content + content]]
+)
+async def test_file_that_is_not_as_it_was_written_is_refused(
+    spoilt: Callable[[bytes], list[bytes]], place: Place
+) -> None:
+    snapshot = await taken(place)
+    anchor, key = place.anchor, place.recipient
+    for content in spoilt(snapshot):
+        with pytest.raises(Error) as caught:
+            read_snapshot(io.BytesIO(content), key=key, anchor=anchor)
+        assert caught.value.reason.startswith("broker.snapshot.")
+        assert caught.value.exit_code == 3 or caught.value.reason == "broker.snapshot.version"
+
+
+async def test_snapshot_of_others_or_for_others_is_refused(place: Place, tmp_path: Path) -> None:
+    snapshot = await taken(place)
+    (tmp_path / "other").mkdir()
+    other = Place(tmp_path / "other")
+    await taken(other)
+    place.lose()
+    with pytest.raises(VerificationError) as caught:
+        read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=other.anchor)
+    assert caught.value.reason == "broker.snapshot.anchor"
+    with pytest.raises(VerificationError) as caught:
+        read_snapshot(io.BytesIO(snapshot), key=RecipientKey.create(), anchor=place.anchor)
+    assert caught.value.reason == "broker.snapshot.recipient"
+    (place.root / "kek").write_bytes(bytes(32))
+    with pytest.raises(VerificationError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "key.wrap.invalid"
+    assert [*place.state.glob("broker.sqlite*")] == []
+
+
+async def test_snapshot_of_a_later_format_is_refused_as_such(place: Place) -> None:
+    snapshot = await taken(place)
+    later = snapshot[:8] + b"\0\2" + snapshot[10:]
+    with pytest.raises(UsageError) as caught:
+        read_snapshot(io.BytesIO(later), key=place.recipient, anchor=place.anchor)
+    assert caught.value.reason == "broker.snapshot.version"
+
+
+async def test_nothing_leaves_before_it_is_in_the_audit_log(place: Place) -> None:
+    class Full(MemoryAudit):
+        async def record(self, kind: str, **_: object) -> None:  # type: ignore[override]
+            raise UnavailableError("audit.unwritable", f"no space for {kind}")
+
+    public = place.recipient.kem.public_key
+    async with place.opened() as opened:
+        registry, metrics = opened.service.registry, Metrics()
+        refused = Snapshots(registry, node="broker", audit=Full(), metrics=metrics)
+        with pytest.raises(UnavailableError):
+            await anext(aiter(refused.take(public)))
+        audit = MemoryAudit()
+        snapshots = Snapshots(registry, node="broker", audit=audit, metrics=metrics)
+        with pytest.raises(UsageError):
+            await anext(aiter(snapshots.take(public[1:])))
+        assert audit.records == []
+        async for _ in snapshots.take(public):
+            pass
+    (record,) = audit.records
+    assert (record["kind"], record["outcome"]) == ("broker.snapshot", "done")
+    assert metrics.broker.snapshots._value.get() == 1
+    assert metrics.broker.last_snapshot._value.get() > 0
+
+
+async def test_snapshot_made_by_who_only_knows_the_recipient_is_refused(place: Place) -> None:
+    snapshot = await taken(place)
+    header, content = read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=place.anchor)
+    forged = b"".join(
+        sealed_snapshot(
+            header,
+            [content[at : at + PART_BYTES_MAX] for at in range(0, len(content), PART_BYTES_MAX)],
+            recipient=place.recipient.kem.public_key,
+            signing_key=ec.generate_private_key(ec.SECP256R1()),
+        )
+    )
+    with pytest.raises(VerificationError) as caught:
+        read_snapshot(io.BytesIO(forged), key=place.recipient, anchor=place.anchor)
+    assert caught.value.reason == "broker.snapshot.signature"
+
+
+@pytest.mark.parametrize("spoil", ["drop", "schema", "stateless"])
+async def test_records_that_are_no_state_of_this_version_are_refused(
+    spoil: str, place: Place
+) -> None:
+    async with place.opened() as opened:
+        await filled_store(opened)
+        snapshot = await place.snapshot(opened)
+        signing_key = opened.service.authority.signing_key
+        header, content = read_snapshot(
+            io.BytesIO(snapshot), key=place.recipient, anchor=place.anchor
+        )
+        entries = decoded(content)
+        if spoil == "drop":
+            del entries[f"volumes/{VOLUME}"]
+        elif spoil == "stateless":
+            del entries[STATE_KEY]
+        else:
+            header = replace(header, schema=header.schema + 1)
+        changed = b"".join(
+            sealed_snapshot(
+                header,
+                _pieces(entries),
+                recipient=place.recipient.kem.public_key,
+                signing_key=signing_key,
+            )
+        )
+    place.lose()
+    with pytest.raises(Error) as caught:
+        place.prepared(changed)
+    expected = "broker.snapshot.version" if spoil == "schema" else "broker.store.rolled_back"
+    assert caught.value.reason == expected
+
+
+async def test_restore_needs_an_empty_store_and_what_was_never_used(place: Place) -> None:
+    snapshot = await taken(place)
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "broker.restore.instance"
+    path = place.root / "broker.toml"
+    path.write_text(path.read_text().replace("[broker]\n", "[broker]\ninstance = 7\n"))
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "broker.restore.counter"
+    for counter in place.state.glob("*.counter"):
+        counter.unlink()
+    restore = place.prepared(snapshot)
+    with pytest.raises(UsageError) as caught:
+        await filled(restore, place.config)
+    assert caught.value.reason == "broker.restore.store"
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot, accepted=Accepted(nodes=["nobody"]))
+    assert caught.value.reason == "node.not_found"
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot, accepted=Accepted(devices=[VOLUME]))
+    assert caught.value.reason == "device.not_found"
+
+
+async def test_policy_must_be_newer_than_the_snapshot(place: Place) -> None:
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        await registry.commit(
+            puts=registry.policies.sealed(
+                "in-force", PolicyRecord(version=2, document=b"", signature=b"")
+            )
+        )
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "broker.restore.policy"
+    place.site.write_policy({"g": ["gateway"]})
+    assert place.prepared(snapshot).revision.policy_version == 2
+
+
+async def test_restore_that_fails_leaves_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = await taken(place)
+    place.lose()
+
+    def fail(path: Path, target: Path) -> Path:
+        raise OSError(5, "Input/output error", f"{path} {target}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail)
+        with pytest.raises(UnavailableError):
+            await place.restore(snapshot)
+    assert [*place.state.glob("broker.sqlite*")] == []
+    await place.restore(snapshot)
+    async with place.opened():
+        pass
+
+
+async def test_snapshot_is_one_revision_while_brokers_commit(registry: Registry) -> None:
+    is_over = asyncio.Event()
+
+    async def load(tenant: int) -> None:
+        while not is_over.is_set():
+            await registry.tenant_key(f"t{tenant}")
+            tenant += 8
+
+    async with asyncio.TaskGroup() as tasks:
+        for tenant in range(8):
+            tasks.create_task(load(tenant))
+        numbers = []
+        for _ in range(5):
+            entries, state = await registry.store.copy()
+            assert len(entries) == state.count + 1
+            numbers.append(state.number)
+        is_over.set()
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > numbers[0]
+
+
+async def test_any_store_is_filled(store: Store, place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    restore = place.prepared(snapshot)
+    await _fill(store, restore)
+    for key, value in restore.revision.entries.items():
+        entry = await store.get(key)
+        assert entry is not None
+        assert entry.value == value
+    with pytest.raises(UsageError) as caught:
+        await _fill(store, restore)
+    assert caught.value.reason == "broker.restore.store"
+    assert AUTHORITY_KEY in restore.revision.entries
+
+
+async def test_operator_restores_only_with_confirmation(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    file, key = place.root / "snapshot", place.root / "recipient"
+    file.write_bytes(snapshot)
+    key.write_bytes(place.recipient.pem())
+    key.chmod(0o600)
+    arguments = (
+        *("broker", "restore", file, "--config", place.root / "broker.toml", "--key", key),
+        *("--trust-anchor", place.root / "trust-anchor.pem"),
+    )
+    asked = await asyncio.to_thread(sealanectl, *arguments)
+    assert asked.returncode == 2
+    assert "confirmation.missing" in asked.stderr, asked.stderr
+    assert [*place.state.glob("broker.sqlite*")] == []
+    file.write_bytes(snapshot[:-1])
+    refused = await asyncio.to_thread(sealanectl, *arguments, "--yes")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (3, 1)
+    file.write_bytes(snapshot)
+    done = await asyncio.to_thread(sealanectl, "-o", "json", *arguments, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["revoked nodes"] == ["g", "s"]
+    assert digest_of(place.recipient.kem.public_key) in snapshot.decode("latin-1")

@@ -1,0 +1,132 @@
+"""A model of lost stores: whatever is restored when, no counter is granted twice for a volume.
+
+Several brokers share a store and grant leases to gateways, some of them again because the answer
+was lost. At any point a snapshot is taken; at any later point the store is lost and restored from
+any snapshot ever taken, by an operator who takes instance numbers that are not in the snapshot,
+though brokers may have used them since.
+"""
+
+import asyncio
+import datetime as dt
+import itertools
+import random
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from brokers import Count, start_broker
+from sealane.crypto.keys import WrappingKey
+from sealane.crypto.lease import Lease
+from sealane.daemon.broker import restored
+from sealane.daemon.broker.authority import AUTHORITY_KEY, opened_authority
+from sealane.daemon.broker.keyring import Keyring
+from sealane.daemon.broker.records import AuthorityRecord, Tables
+from sealane.daemon.broker.registry import with_state
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.errors import UsageError
+
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+INSTANCES = range(1, 9)
+VOLUMES = (uuid.UUID(int=1), uuid.UUID(int=2))
+GATEWAYS = (b"g1" * 8, b"g2" * 8, b"g3" * 8)
+STEPS = 40
+
+
+class Model:
+    """A store, its brokers' counters, and all leases that were ever granted."""
+
+    def __init__(self, directory: Path, draw: random.Random) -> None:
+        self._directory = directory
+        self._draw = draw
+        self._path = directory / "0.sqlite"
+        self._counters: dict[int, tuple[Count, Count]] = {}
+        self._snapshots: list[dict[str, bytes]] = []
+        self.granted: dict[uuid.UUID, list[Lease]] = defaultdict(list)
+        self.restores = 0
+
+    async def step(self) -> None:
+        """Start a broker, which grants leases and may take a snapshot; or lose the store."""
+        if self._snapshots and self._draw.random() < 0.2:
+            await self._restore(self._draw.choice(self._snapshots))
+            return
+        instance = self._draw.choice(INSTANCES[: 2 + self.restores])
+        starts, heads = self._counters.setdefault(instance, (Count(), Count()))
+        store = SqliteStore(self._path)
+        try:
+            service, _, registry = await start_broker(
+                store, starts=starts, heads=heads, instance=instance
+            )
+        except UsageError as error:
+            if error.reason != "broker.instance.retired":
+                raise
+            await store.close()
+            return
+        for _ in range(self._draw.randrange(4)):
+            self._grant(service.leases.arena.grant)
+        if self._draw.random() < 0.4:
+            entries, _ = await registry.store.copy()
+            self._snapshots.append(entries)
+        await registry.close()
+
+    def _grant(self, grant) -> None:  # type: ignore[no-untyped-def]
+        volume, gateway = self._draw.choice(VOLUMES), self._draw.choice(GATEWAYS)
+        # An answer that is lost, and the retry that gets other counters.
+        for _ in range(self._draw.choice((1, 1, 2))):
+            lease = grant(volume_id=volume, incarnation=gateway, return_token=bytes(16))
+            self.granted[volume].append(lease)
+
+    async def _restore(self, entries: dict[str, bytes]) -> None:
+        self.restores += 1
+        self._path = self._directory / f"{self.restores}.sqlite"
+        self._counters = {}
+        record = AuthorityRecord.model_validate_json(entries[AUTHORITY_KEY])
+        _, record_key, _ = opened_authority(record, Keyring([WrappingKey(bytes(32))]))
+        revision = restored.revised(
+            entries,
+            Tables(None, record_key=record_key),
+            accepted=restored.Accepted(),
+            now=NOW,
+            snapshot_at=NOW,
+            snapshot_state=1,
+        )
+        store = SqliteStore(self._path)
+        await store.commit(puts=with_state(dict(revision.entries), record_key))
+        await store.close()
+
+    def count_repeated(self) -> int:
+        """Return how many leases have counters that were granted before for their volume."""
+        repeated = 0
+        for leases in self.granted.values():
+            ordered = sorted(leases, key=lambda each: (each.arena, each.counters.counter_start))
+            for one, next_one in itertools.pairwise(ordered):
+                repeated += one.counters.overlaps(next_one.counters)
+        return repeated
+
+
+async def run(directory: Path, seed: int) -> Model:
+    model = Model(directory, random.Random(seed))
+    for _ in range(STEPS):
+        await model.step()
+    return model
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_no_counter_is_granted_twice_whatever_is_restored(seed: int, tmp_path: Path) -> None:
+    model = await run(tmp_path, seed)
+    assert model.restores
+    assert model.granted
+    assert model.count_repeated() == 0
+
+
+async def test_model_finds_what_the_base_of_start_epochs_prevents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restored, "new_epoch_base", lambda: 0)
+    repeated = 0
+    for seed in range(3):
+        directory = tmp_path / f"{seed}"
+        await asyncio.to_thread(directory.mkdir)
+        repeated += (await run(directory, seed)).count_repeated()
+    assert repeated
