@@ -162,8 +162,8 @@ class CardKeeper:
         # Whether it answers at all, before the gateway attests for it.
         await self.source.collect(secrets.token_bytes(NONCE_BYTES))
         await self._attest()
-        accepted = self._accepted()
-        if accepted is None:
+        appraised = self._accepted()
+        if appraised is None:
             raise VerificationError(
                 "accelerator.refused",
                 f"{self.source.label}: the verifier does not accept its evidence: no reference "
@@ -171,7 +171,7 @@ class CardKeeper:
             )
         try:
             async with self._connecting:
-                return await asyncio.to_thread(self.source.connect, accepted)
+                return await asyncio.to_thread(self.source.connect, appraised)
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -283,13 +283,13 @@ class CardKeeper:
         return self._expected()
 
     def _expected(self) -> Item:
-        accepted = self._accepted()
-        if accepted is None:
+        expected = self._accepted()
+        if expected is None:
             raise UnavailableError(
                 "accelerator.unattested",
                 f"{self.source.label} gets no keys: this gateway isn't attested with its evidence",
             )
-        return accepted
+        return expected
 
     async def _rest(self) -> None:
         """Wait until the card has ended its jobs; it gets no more.
