@@ -277,6 +277,8 @@ ReasonId = Literal[
     "daemon.running",
     "daemon.stopped",
     "daemon.unreachable",
+    "demo.card",
+    "demo.card.unused",
     "demo.daemon.start",
     "demo.sector.contents",
     "demo.session.listen",
