@@ -62,7 +62,7 @@ build: $(STAMP)/native $(STAMP)/tpm ## virtual environment and native engine, in
 
 .PHONY: demo
 demo: build ## the main job on this machine; INPUT=FILE uses your own bytes
-	$(BIN)/sealane demo --all-reduce $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+	$(BIN)/sealane demo --all-reduce --accelerator $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 .PHONY: test
 test: build ## unit, property, simulation and end-to-end tests

@@ -30,6 +30,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "volume": ("sealed volumes of a gateway", ("volumes:add_verbs",)),
     "session": ("sessions between data centres", ("sessions:add_verbs",)),
     "subsystem": ("plain subsystems of a target", ("subsystems:add_verbs",)),
+    "offload": ("accelerator cards of a gateway", ("offload:add_verbs",)),
     "node": (
         "this machine's daemon (drain, undrain, status) and a broker's nodes",
         ("drain:add_verbs", "nodes:add_verbs"),
@@ -63,7 +64,16 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 ABSENT: Final = frozenset(
     f"{noun}.not_found"
-    for noun in ("name", "volume", "volume.share", "session.name", "device", "node", "subsystem")
+    for noun in (
+        "name",
+        "volume",
+        "volume.share",
+        "session.name",
+        "device",
+        "node",
+        "subsystem",
+        "accelerator",
+    )
 )
 """Reasons that say that what was named doesn't exist."""
 

@@ -50,7 +50,11 @@ def attest_machine(options: argparse.Namespace, output: Output) -> None:
     )
     try:
         known = collateral_of(options.collateral, utc_now())
-        trusted = Trusted(collateral=lambda: known, tpm_roots=_roots(options.tpm_roots))
+        trusted = Trusted(
+            collateral=lambda: known,
+            tpm_roots=_roots(options.tpm_roots, "--tpm-roots"),
+            card_roots=_roots(options.card_roots, "--card-roots"),
+        )
         by_type = {v.evidence_type: v for v in verifiers(trusted)}
         if driver.evidence_type not in by_type:
             by_type[driver.evidence_type] = load_verifier(driver.evidence_type)
@@ -184,8 +188,8 @@ def _table(values: Mapping[str, object]) -> str:
     return f"{{ {pairs} }}" if pairs else "{}"
 
 
-def _roots(path: Path | None) -> tuple[x509.Certificate, ...]:
-    return () if path is None else tuple(roots_of(str(path), "--tpm-roots"))
+def _roots(path: Path | None, option: str) -> tuple[x509.Certificate, ...]:
+    return () if path is None else tuple(roots_of(str(path), option))
 
 
 def add_verbs(verbs: Any) -> None:
@@ -210,3 +214,4 @@ def add_verbs(verbs: Any) -> None:
         "--collateral", type=Path, metavar="DIRECTORY", help="as broker.collateral_dir"
     )
     made.add_argument("--tpm-roots", type=Path, metavar="FILE", help="as broker.tpm_roots")
+    made.add_argument("--card-roots", type=Path, metavar="FILE", help="as broker.card_roots")

@@ -55,6 +55,7 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
         volume_bytes=parsed.volume_size,
         seed=parsed.seed,
         all_reduce=parsed.all_reduce,
+        accelerator=parsed.accelerator,
     )
 
 
@@ -109,6 +110,11 @@ def command_line() -> OneLineParser:
         "--all-reduce",
         action="store_true",
         help="also all-reduce arrays of both fabrics' jobs in a ring, and compare with the model",
+    )
+    demo.add_argument(
+        "--accelerator",
+        action="store_true",
+        help="also let an emulated accelerator card seal writes, and kill it in the middle of them",
     )
     # Only for --help: sealane.cli.lab reads its arguments.
     commands.add_parser("lab", help="hosts and long links in network namespaces", add_help=False)

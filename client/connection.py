@@ -33,6 +33,7 @@ from sealane.protocol.v1 import (
     devices_pb2_grpc,
     nodes_pb2,
     nodes_pb2_grpc,
+    offload_pb2_grpc,
     operator_pb2_grpc,
     policy_pb2_grpc,
     sessions_pb2_grpc,
@@ -92,8 +93,8 @@ class Client:
     """An open connection.
 
     The asynchronous client also has gRPC stubs: `nodes` (the daemon), `sessions` of a fabric,
-    `subsystems` of a target, and of a broker `operator` (keys and leases), `devices`, `membership`
-    (nodes), `policies` and `audit_log`.
+    `subsystems` of a target, `offload` of a gateway (its accelerator cards), and of a broker
+    `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and `audit_log`.
     """
 
     volumes: Volumes
@@ -105,6 +106,7 @@ class Client:
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
+        self.offload = offload_pb2_grpc.OffloadStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
         self.devices = devices_pb2_grpc.DeviceRegistryStub(channel)
         self.policies = policy_pb2_grpc.PoliciesStub(channel)

@@ -668,8 +668,8 @@ class Client(Facade):
     """An open connection.
 
     The asynchronous client also has gRPC stubs: `nodes` (the daemon), `sessions` of a fabric,
-    `subsystems` of a target, and of a broker `operator` (keys and leases), `devices`, `membership`
-    (nodes), `policies` and `audit_log`.
+    `subsystems` of a target, `offload` of a gateway (its accelerator cards), and of a broker
+    `operator` (keys and leases), `devices`, `membership` (nodes), `policies` and `audit_log`.
     """
 
     asynchronous: async_connection.Client

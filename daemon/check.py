@@ -54,10 +54,9 @@ def check_start(config: Config) -> None:
     if config.fabric is not None and config.fabric.jobs is not None:
         JobsDirectory(Path(config.fabric.jobs.run_dir)).check()
     if config.gateway is not None:
-        from sealane.daemon.gateway.third_parties import third_party_of  # noqa: PLC0415
+        from sealane.daemon.gateway.check import check_gateway  # noqa: PLC0415
 
-        for party in config.gateway.third_party:
-            third_party_of(party)
+        check_gateway(config.gateway, config.enrolment)
 
 
 def _check_certificates(path: str, *, key: str) -> None:

@@ -25,6 +25,23 @@ TENANT: Final = "demo"
 # Well above the link's rate: the demo's sessions choose their own.
 RATE_MAX_BITS_PER_SECOND: Final = 10_000_000_000
 REGION_BYTES_MAX: Final = 1 << 28
+CARD_LABEL: Final = "card"
+_CARD_POLICY: Final = """
+[[reference]]
+name = "cards"
+evidence = "card"
+product = "bf3-dpdk"
+roles = ["gateway"]
+measurements = { firmware = "any" }
+flags = { protected_bus = false }
+tcb = {}
+tcb_statuses = []
+advisories = []
+properties = {}
+certified_keys = []
+secondary = []
+accepted_tier = "warning"
+"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _FAMILIES: Final = {2: UsageError, 3: VerificationError, 4: UnavailableError}
@@ -44,6 +61,18 @@ class Daemon:
     def socket(self) -> Path:
         """The Unix socket for local callers."""
         return Path(self.addresses["socket"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFiles:
+    """Program and files of an emulated accelerator card, and its maker's certificate."""
+
+    program: Path
+    socket: Path
+    key: Path
+    certificates: Path
+    roots: Path
+    hardware_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +99,11 @@ def die_with_parent() -> None:
 class ClusterBuilder:
     """Writes configurations, starts daemons one after the other, and stops them in reverse."""
 
-    def __init__(self, scratch: Path, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, scratch: Path, announce: Callable[[str], None], *, card: CardFiles | None = None
+    ) -> None:
+        """Build in `scratch`; with `card`, the gateway may use that one."""
+        self._card = card
         self._scratch = scratch
         self._announce = announce
         self._keys = {
@@ -82,10 +115,14 @@ class ClusterBuilder:
     async def storage(self, **target: object) -> AsyncIterator[tuple[Daemon, Daemon, Daemon]]:
         """Start broker, target (with these settings) and gateway; stop them in reverse."""
         async with contextlib.AsyncExitStack() as stack:
-            broker = await stack.enter_async_context(
-                self._daemon("broker", broker_section(self._scratch, self._keys))
-            )
+            broker = await stack.enter_async_context(self._daemon("broker", self._broker()))
             enrolment = self._enrolment(broker)
+            gateway_sections = enrolment("gateway")
+            accelerator: dict[str, object] = {}
+            if self._card is not None:
+                accelerator = {"accelerator": CARD_LABEL}
+                source = {"label": CARD_LABEL, "type": "card", "socket": str(self._card.socket)}
+                gateway_sections["enrolment"]["secondary"] = [source]
             addresses = {"listen": "127.0.0.1:0", "control_listen": "127.0.0.1:0"}
             target_daemon = await stack.enter_async_context(
                 self._daemon("target", {**enrolment("target"), "target": {**addresses, **target}})
@@ -94,8 +131,9 @@ class ClusterBuilder:
                 self._daemon(
                     "gateway",
                     {
-                        **enrolment("gateway"),
+                        **gateway_sections,
                         "gateway": {
+                            **accelerator,
                             "listen": "127.0.0.1:0",
                             "target_node": "target",
                             "target_address": target_daemon.addresses["target_control"],
@@ -137,6 +175,18 @@ class ClusterBuilder:
                 fabric_near=fabrics[0],
                 fabric_far=fabrics[1],
             )
+
+    def _broker(self) -> dict[str, dict[str, object]]:
+        sections = broker_section(self._scratch, self._keys)
+        if self._card is not None:
+            policy = self._scratch / "policy.toml"
+            text = policy.read_text().replace(
+                'roles = ["gateway"]',
+                f'roles = ["gateway"]\ndevices = ["{self._card.hardware_id}"]',
+            )
+            policy.write_text(text + _CARD_POLICY)
+            sections["broker"]["card_roots"] = str(self._card.roots)
+        return sections
 
     def _enrolment(self, broker: Daemon) -> Callable[[str], dict[str, dict[str, object]]]:
         return lambda name: enrolment(self._scratch, name, self._keys[name], broker)

@@ -14,3 +14,4 @@ class DemoOptions:
     volume_bytes: int | None
     seed: int
     all_reduce: bool
+    accelerator: bool = False

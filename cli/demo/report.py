@@ -9,6 +9,7 @@ from rich.table import Table
 
 from sealane.cli.demo.results import (
     AllReduceRun,
+    CardRun,
     DemoResults,
     SessionRun,
     VolumeProof,
@@ -133,6 +134,28 @@ def all_reduce_table(run: AllReduceRun) -> Table:
     return table
 
 
+def card_table(run: CardRun) -> Table:
+    """Return the table of the accelerator card that was killed."""
+    table = Table(
+        title="Accelerator card, killed under load",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    table.add_column("what")
+    table.add_column("found", justify="right")
+    rows = [
+        ("card, emulated", run.product),
+        ("bytes written", f"{run.written_bytes:,}"),
+        ("sectors sealed by the card", f"{run.sectors_by_card:,}"),
+        ("sectors sealed by the processor", f"{run.sectors_by_processor:,}"),
+        ("given up by the gateway, times", f"{run.losses}"),
+        ("SHA-256 read = written", verdict(good=run.sha256_read == run.sha256_written)),
+    ]
+    for what, found in rows:
+        table.add_row(what, found)
+    return table
+
+
 def print_report(console: Console, results: DemoResults) -> None:
     """Print the tables."""
     console.print(volume_table(results.volume))
@@ -140,6 +163,8 @@ def print_report(console: Console, results: DemoResults) -> None:
     console.print(session_table(results))
     if results.all_reduce is not None:
         console.print(all_reduce_table(results.all_reduce))
+    if results.card is not None:
+        console.print(card_table(results.card))
 
 
 def draw_plot(results: DemoResults, path: Path) -> None:

@@ -98,6 +98,34 @@ class AllReduceRun:
         return self.sha256_found == (self.sha256_expected,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRun:
+    """Writes that an accelerator card sealed until it was killed, and the processor after that."""
+
+    product: str
+    written_bytes: int
+    sectors_by_card: int
+    sectors_by_card_before: int
+    """Of these, those before the writes under which it was killed."""
+    sectors_by_processor: int
+    losses: int
+    """Times that the gateway gave the card up, once for each queue."""
+    reason: str
+    """Why the gateway doesn't use the card now."""
+    sha256_written: str
+    sha256_read: str
+
+    @property
+    def holds(self) -> bool:
+        """True if the card sealed, its death was noticed, and nothing was lost."""
+        return (
+            self.sha256_written == self.sha256_read
+            and self.sectors_by_card_before > 0
+            and self.sectors_by_processor > 0
+            and self.losses > 0
+        )
+
+
 def quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
     """Return mean, p50, p95 and maximum."""
     return {
@@ -120,6 +148,8 @@ class DemoResults:
     sessions: tuple[SessionRun, ...]
     all_reduce: AllReduceRun | None = None
     """None unless `--all-reduce` was given."""
+    card: CardRun | None = None
+    """None unless `--accelerator` was given."""
 
     @property
     def holds(self) -> bool:
@@ -129,6 +159,7 @@ class DemoResults:
             and all(attack.refused for attack in self.attacks)
             and all(session.holds for session in self.sessions)
             and (self.all_reduce is None or self.all_reduce.holds)
+            and (self.card is None or self.card.holds)
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from rich.progress import (
 import sealane.client
 from sealane.cli.demo.allreduce import REPEATS, run_all_reduce
 from sealane.cli.demo.attacks import run_attacks
-from sealane.cli.demo.cluster import ClusterBuilder
+from sealane.cli.demo.card import WRITES, make_card, run_card
+from sealane.cli.demo.cluster import CardFiles, ClusterBuilder
 from sealane.cli.demo.link import LinkParameters
 from sealane.cli.demo.options import DemoOptions
 from sealane.cli.demo.report import draw_plot, print_report
@@ -68,7 +69,8 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
         source = await asyncio.to_thread(open_source, options.input, scratch)
         volume_bytes = choose_volume_size(source, options.volume_bytes)
         console.print(f"input: {source.name}, {source.size_bytes:,} bytes")
-        builder = ClusterBuilder(scratch, console.print)
+        card = make_card(scratch / "card") if options.accelerator else None
+        builder = ClusterBuilder(scratch, console.print, card=card)
         async with builder.running() as cluster:
             console.print(
                 "attestation: software evidence (a key on disk), allowed by a development policy; "
@@ -88,7 +90,7 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
                 job = VolumeJob(
                     cluster=cluster, source=source, size_bytes=volume_bytes, seed=options.seed
                 )
-                results = await run_parts(options, job, progress)
+                results = await run_parts(options, job, progress, card)
         plot = write_outputs(results, options.output, scratch)
     output_console = Console(highlight=False)
     print_report(output_console, results)
@@ -97,8 +99,10 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
     return results
 
 
-async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) -> DemoResults:
-    """Run volume, attacks, both hauls and, if requested, an all-reduce, with progress bars."""
+async def run_parts(
+    options: DemoOptions, job: VolumeJob, progress: Progress, files: CardFiles | None
+) -> DemoResults:
+    """Run volume, attacks, both hauls and, if requested, all-reduce and card, with bars."""
     link = LinkParameters()
     volume, attacks = await run_volume_part(job, progress)
     sessions = []
@@ -123,6 +127,11 @@ async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) ->
         seed = options.seed + 2 * len(SCHEMES)
         advance = partial(progress.advance, bar)
         summed = await run_all_reduce(job.cluster, link, seed=seed, advance=advance)
+    card = None
+    if files is not None:
+        bar = progress.add_task("accelerator card", total=WRITES, unit="MiB")
+        advance = partial(progress.advance, bar)
+        card = await run_card(job.cluster, files, seed=options.seed, advance=advance)
     return DemoResults(
         source_name=job.source.name,
         seed=options.seed,
@@ -135,6 +144,7 @@ async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) ->
         attacks=attacks,
         sessions=tuple(sessions),
         all_reduce=summed,
+        card=card,
     )
 
 

@@ -2,20 +2,25 @@
 
 The engine decides when a card is given up: it does so at once, and the processor seals from then
 on. Here the volumes of a card that was given up are freed of it, and after a pause it is tried
-again. Losses that repeat make the pause longer.
+again. Losses that repeat make the pause longer. Operators' decisions, in `hold`, come first: a held
+card gets no more jobs, ends those that it has, and then loses its keys and its connection.
 """
 
 import asyncio
 import contextlib
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Final
 
 from sealane import _native
+from sealane.crypto.evidence.card import Statement, parse_statement
 from sealane.crypto.evidence.cmw import Item
-from sealane.daemon.node.evidence.card import CardSource
+from sealane.daemon.gateway.hold import Hold
+from sealane.daemon.node.evidence.card import NONCE_BYTES, CardSource
 from sealane.daemon.runtime.logs import get_logger
-from sealane.errors import Error, UnavailableError
+from sealane.errors import Error, UnavailableError, VerificationError
 
 PAUSE_SECONDS_MIN: Final = 0.5
 PAUSE_SECONDS_MAX: Final = 8.0
@@ -23,6 +28,32 @@ GOOD_SECONDS: Final = 60.0
 """A card in use for so long starts with the shortest pause again."""
 RECHECK_SECONDS: Final = 2.0
 """How often the card is asked for its evidence again: it may be gone, or no longer be allowed."""
+REST_SECONDS: Final = 2.0
+"""How long a held card may take to end its jobs; the engine gives each of them 50 ms."""
+_REST_POLL_SECONDS: Final = 0.01
+APPRAISAL_SECONDS: Final = 20.0
+"""How long the brokers may take to appraise the card's evidence again."""
+RELEASE_SECONDS: Final = 30.0
+"""How long an operator's call waits until a card has lost its keys, or is in use."""
+ATTEST_SECONDS: Final = 10.0
+"""How often the gateway attests, at most, because its card answers again."""
+
+
+class CardState(StrEnum):
+    """State of a card."""
+
+    IN_USE = "in_use"
+    NOT_IN_USE = "not_in_use"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    DISABLING = "disabling"
+    DISABLED = "disabled"
+
+
+_HELD: Final = {
+    Hold.DRAINED: (CardState.DRAINING, CardState.DRAINED),
+    Hold.DISABLED: (CardState.DISABLING, CardState.DISABLED),
+}
 
 
 class CardKeeper:
@@ -30,16 +61,68 @@ class CardKeeper:
 
     `accepted` returns the card's evidence with which this gateway is attested. Without it the card
     gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
+    `attest` lets the gateway attest again, and returns when it has.
     """
 
-    def __init__(self, source: CardSource, *, accepted: Callable[[], Item | None]) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: CardSource,
+        *,
+        accepted: Callable[[], Item | None],
+        attest: Callable[[], Awaitable[None]],
+        hold: Hold = Hold.NONE,
+        report: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Keep the card at `source`; `report` is told whether it is used as operators want."""
+        self.source = source
         self._accepted = accepted
+        self._attest = attest
+        self._report_health = report
+        self._hold = hold
         self._volumes: set[_native.GatewayVolume] = set()
         self._changed = asyncio.Event()
+        self._decided = asyncio.Event()
+        self._used = asyncio.Event()
+        self._released = asyncio.Event()
+        self._released.set()
+        self._settled = asyncio.Event()
+        self._connecting = asyncio.Lock()
+        self._checked: _native.Accelerator | None = None
+        self._was_silent = True
+        self._sought = -ATTEST_SECONDS
         self._loss: str = ""
-        self._reason = ""
-        self.is_in_use = False
+        self.card: _native.Accelerator | None = None
+        """The card while it is in use."""
+        self.failure: Error | None = None
+        """Why it isn't in use, or was lost before it was held."""
+
+    @property
+    def state(self) -> CardState:
+        """State of the card."""
+        if self._hold is Hold.NONE:
+            return CardState.IN_USE if self._used.is_set() else CardState.NOT_IN_USE
+        ending, ended = _HELD[self._hold]
+        return ended if self._released.is_set() else ending
+
+    @property
+    def hold(self) -> Hold:
+        """What operators have decided."""
+        return self._hold
+
+    @property
+    def volume_count(self) -> int:
+        """Number of volumes that may use the card."""
+        return len(self._volumes)
+
+    @property
+    def statement(self) -> Statement | None:
+        """What the card stated when the gateway last attested with it."""
+        accepted = self._accepted()
+        return None if accepted is None else parse_statement(accepted.value)
+
+    def figure(self, name: str) -> int:
+        """Return a figure of the engine, added up over the volumes that may use the card."""
+        return sum(volume.statistics().get(name, 0) for volume in self._volumes)
 
     def add(self, volume: _native.GatewayVolume) -> None:
         """Let a volume use the card."""
@@ -59,57 +142,175 @@ class CardKeeper:
         self._loss = self._loss or reason
         self._changed.set()
 
+    def decide(self, hold: Hold, *, checked: _native.Accelerator | None = None) -> None:
+        """Hold the card from now on, or use it: first the one that `check` returned."""
+        self._hold = hold
+        self._checked = checked
+        if hold is Hold.NONE:
+            self._settled.clear()
+        else:
+            self._settled.set()
+        self._decided.set()
+        self._changed.set()
+
+    async def check(self) -> _native.Accelerator:
+        """Connect to the card, have its evidence appraised now, and let it seal known sectors.
+
+        UnavailableError if it doesn't answer, or seals wrongly, or no broker appraises it;
+        VerificationError if its evidence is refused.
+        """
+        # Whether it answers at all, before the gateway attests for it.
+        await self.source.collect(secrets.token_bytes(NONCE_BYTES))
+        await self._attest()
+        appraised = self._accepted()
+        if appraised is None:
+            raise VerificationError(
+                "accelerator.refused",
+                f"{self.source.label}: the verifier does not accept its evidence: no reference "
+                "values, or no device of this gateway, in the policy match it",
+            )
+        try:
+            async with self._connecting:
+                return await asyncio.to_thread(self.source.connect, appraised)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    async def released(self) -> None:
+        """Return when the card has no jobs and no keys; UnavailableError after RELEASE_SECONDS."""
+        await self._within(self._released)
+
+    async def settled(self) -> None:
+        """Return when the card is in use, held or lost; UnavailableError after RELEASE_SECONDS."""
+        await self._within(self._settled)
+
+    def _unavailable(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            "accelerator.unavailable", f"{self.source.label}, {self.source.socket}: {error}"
+        )
+
+    async def _within(self, event: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await event.wait()
+        except TimeoutError as error:
+            raise UnavailableError(
+                "accelerator.busy",
+                f"{self.source.label} is still {self.state} after {RELEASE_SECONDS:g} s: "
+                f"{self.failure or 'it takes its time'}",
+            ) from error
+
     async def run(self) -> None:
-        """Use the card whenever it can be used."""
+        """Use the card whenever it can be used and isn't held."""
         pause = PAUSE_SECONDS_MIN
         while True:
+            self._decided.clear()
+            await self._report_health(self._hold is not Hold.NONE)
+            if self._hold is not Hold.NONE:
+                await self._decided.wait()
+                pause = PAUSE_SECONDS_MIN
+                continue
             began = time.monotonic()
+            self._released.clear()
             try:
                 await self._use()
             except (OSError, Error) as error:
                 self._report(error)
             finally:
-                self.is_in_use = False
+                self._used.clear()
+                self.card = None
                 await self._give(None)
+                self._released.set()
+                self._settled.set()
             if time.monotonic() - began >= GOOD_SECONDS:
                 pause = PAUSE_SECONDS_MIN
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._decided.wait()
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
     async def _use(self) -> None:
-        """Use the card until it is lost; raises why."""
-        card = await asyncio.to_thread(self._source.connect, self._attested())
+        """Use the card until it is held or lost; raises why it was lost."""
         self._loss = ""
-        self.is_in_use = True
-        self._reason = ""
+        async with self._connecting:
+            card = self._checked
+            if card is None:
+                card = await asyncio.to_thread(self.source.connect, await self._attested())
+            self._checked = None
+        if self._hold is not Hold.NONE:
+            return
+        self.card = card
+        self._used.set()
+        self._settled.set()
+        self.failure = None
+        await self._report_health(True)
         get_logger().info(
             "accelerator_in_use",
-            label=self._source.label,
+            label=self.source.label,
             profile=card.profile,
             depth=card.depth,
             key_slots=card.key_slots,
         )
         checked = time.monotonic()
-        while not self._loss:
+        while not self._loss and self._hold is Hold.NONE:
             self._changed.clear()
-            accepted = self._attested()
+            accepted = self._expected()
             if time.monotonic() >= checked + RECHECK_SECONDS:
-                await asyncio.to_thread(self._source.check, card, accepted)
+                await asyncio.to_thread(self.source.check, card, accepted)
                 checked = time.monotonic()
             await self._give(card)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()
-        raise UnavailableError("accelerator.lost", f"{self._source.label}: {self._loss}")
+        await self._rest()
+        if self._loss:
+            raise UnavailableError("accelerator.lost", f"{self.source.label}: {self._loss}")
 
-    def _attested(self) -> Item:
-        accepted = self._accepted()
-        if accepted is None:
+    async def _attested(self) -> Item:
+        """Return the evidence that the card must show, from a new attestation if it is needed.
+
+        A card that was silent while the gateway attested is attested as soon as it answers.
+        """
+        if self._accepted() is None:
+            try:
+                await self.source.collect(secrets.token_bytes(NONCE_BYTES))
+            except UnavailableError:
+                self._was_silent = True
+                raise
+            now = time.monotonic()
+            if self._was_silent and now >= self._sought + ATTEST_SECONDS:
+                self._was_silent, self._sought = False, now
+                await self._attest()
+        return self._expected()
+
+    def _expected(self) -> Item:
+        expected = self._accepted()
+        if expected is None:
             raise UnavailableError(
                 "accelerator.unattested",
-                f"{self._source.label} gets no keys: this gateway isn't attested with its evidence",
+                f"{self.source.label} gets no keys: this gateway isn't attested with its evidence",
             )
-        return accepted
+        return expected
+
+    async def _rest(self) -> None:
+        """Wait until the card has ended its jobs; it gets no more.
+
+        After REST_SECONDS, or if it is lost, the processor seals what it still has.
+        """
+        deadline = time.monotonic() + REST_SECONDS
+        while not self._loss and (left := await self._jobs_left()):
+            if time.monotonic() >= deadline:
+                get_logger().warning("accelerator_not_at_rest", label=self.source.label, jobs=left)
+                return
+            await asyncio.sleep(_REST_POLL_SECONDS)
+
+    async def _jobs_left(self) -> int:
+        left = 0
+        for volume in [*self._volumes]:
+            try:
+                left += await asyncio.to_thread(volume.rest_accelerator)
+            except _native.QueueClosedError:
+                self.remove(volume)
+        return left
 
     async def _give(self, card: _native.Accelerator | None) -> None:
         """Let all volumes use a card, with their newest keys and queues; or none."""
@@ -120,13 +321,15 @@ class CardKeeper:
                 self.remove(volume)
 
     def _report(self, error: OSError | Error) -> None:
-        reason = error.reason if isinstance(error, Error) else "accelerator.unavailable"
+        if isinstance(error, OSError):
+            error = self._unavailable(error)
+        is_new = self.failure is None or error.reason != self.failure.reason
+        self.failure = error
         # Once for each change, not once for each attempt.
-        if reason != self._reason:
-            self._reason = reason
+        if is_new and self._hold is Hold.NONE:
             get_logger().warning(
                 "accelerator_not_in_use",
-                label=self._source.label,
-                reason=reason,
+                label=self.source.label,
+                reason=error.reason,
                 message=str(error),
             )

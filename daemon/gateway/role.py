@@ -2,32 +2,36 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.roles import Role
-from sealane.daemon.config import EnrolmentConfig, GatewayConfig
+from sealane.daemon.config import GatewayConfig
 from sealane.daemon.device.broker_calls import DeviceClient
-from sealane.daemon.gateway.accelerator import CardKeeper
+from sealane.daemon.gateway.accelerator import APPRAISAL_SECONDS, CardKeeper, CardState
 from sealane.daemon.gateway.attachments import AttachmentFiles
 from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.card_source import card_source
 from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
 from sealane.daemon.gateway.drain import GatewayDrain
+from sealane.daemon.gateway.hold import DisabledCard
+from sealane.daemon.gateway.offload import OffloadService
+from sealane.daemon.gateway.offload_servicer import OffloadServicer
 from sealane.daemon.gateway.servicer import VolumesServicer
 from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import peer_of
-from sealane.daemon.node.evidence.card import CardSource
-from sealane.daemon.node.evidence.choose import source_of
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.servers import join_address, listening, split_address
-from sealane.errors import UsageError
 from sealane.protocol.nvme.nqn import gateway_nqn
-from sealane.protocol.v1 import volumes_pb2_grpc
+from sealane.protocol.v1 import offload_pb2_grpc, volumes_pb2_grpc
 
+_OFFLOAD: Final = ("sealane.v1.Offload",)
 # For tests that detect reused IVs: a file in which every gateway of this daemon records each seal.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
@@ -50,8 +54,17 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             nonce_ledgers=Path(ledgers) if ledgers else None,
         ),
     )
+    offload = OffloadService(None, None)
     if config.accelerator is not None:
-        gateway.accelerator = _card_keeper(config.accelerator, context.enrolled.config, identity)
+        disabled = DisabledCard(context.state, config.accelerator)
+        gateway.accelerator = CardKeeper(
+            card_source(config.accelerator, context.enrolled.config),
+            accepted=partial(_evidence_of, config.accelerator, identity),
+            attest=partial(identity.attest_again, seconds=APPRAISAL_SECONDS),
+            hold=disabled.read(),
+            report=partial(context.report, _OFFLOAD),
+        )
+        offload = OffloadService(gateway.accelerator, disabled)
     own = peer_of(identity.subject)
     third_parties = ThirdPartyStores(
         [third_party_of(party) for party in config.third_party],
@@ -88,9 +101,10 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         fresh_seconds=config.authorization_seconds,
     )
     if (keeper := gateway.accelerator) is not None:
-        context.metrics.accelerator_in_use.labels(config.accelerator).set_function(
-            lambda: int(keeper.is_in_use)
-        )
+        for state in CardState:
+            context.metrics.accelerator_state.labels(config.accelerator, state).set_function(
+                partial(_is_in, keeper, state)
+            )
         context.spawn("gateway-accelerator", keeper.run())
     await context.stack.enter_async_context(service.running())
     context.drained.append(GatewayDrain(service, gateway))
@@ -99,16 +113,13 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
     volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), context.local)
     context.services.append("sealane.v1.Volumes")
+    offload_pb2_grpc.add_OffloadServicer_to_server(OffloadServicer(offload), context.local)
+    context.services.extend(_OFFLOAD)
 
 
-def _card_keeper(label: str, enrolment: EnrolmentConfig, identity: Identity) -> CardKeeper:
-    """Return the keeper of the card of this label; UsageError if there is none."""
-    found = [source_of(each) for each in enrolment.secondary if each.label == label]
-    card = next((source for source in found if isinstance(source, CardSource)), None)
-    if card is None:
-        raise UsageError(
-            "config.value",
-            f"gateway.accelerator {label!r}; allowed: the label of an enrolment.secondary of type "
-            '"card"',
-        )
-    return CardKeeper(card, accepted=lambda: identity.devices.get(label))
+def _evidence_of(label: str, identity: Identity) -> Item | None:
+    return identity.devices.get(label)
+
+
+def _is_in(keeper: CardKeeper, state: CardState) -> int:
+    return int(keeper.state is state)

@@ -129,6 +129,9 @@ class Identity:
         self._own: Own | None = None
         self._devices: Mapping[str, Item] = {}
         self._outdated = asyncio.Event()
+        self._begun = 0
+        self._ended: tuple[int, Error | None] = 0, None
+        """Number of the last attestation that ended, and why it failed."""
         self._replaced = asyncio.Condition()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
         self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
@@ -181,11 +184,16 @@ class Identity:
     async def renew(self) -> None:
         """Get a certificate and check that it is for this role's keys, node and role."""
         self._outdated.clear()
+        self._begun += 1
+        number = self._begun
         try:
             issued = await self._obtain(self.keys)
             self._check(issued.leaf)
-        except Error:
+        except Error as error:
             self._metrics.enrolments.labels("failed").inc()
+            async with self._replaced:
+                self._ended = number, error
+                self._replaced.notify_all()
             raise
         chain = issued.leaf.public_bytes(serialization.Encoding.PEM)
         self._server_configuration = grpc.ssl_server_certificate_configuration(
@@ -199,6 +207,7 @@ class Identity:
         )
         self._devices = issued.devices
         async with self._replaced:
+            self._ended = number, None
             self._replaced.notify_all()
         self._metrics.enrolments.labels("succeeded").inc()
         expires = issued.leaf.not_valid_after_utc
@@ -248,6 +257,24 @@ class Identity:
     def outdate(self) -> None:
         """Attest again soon."""
         self._outdated.set()
+
+    async def attest_again(self, *, seconds: float) -> None:
+        """Return once an attestation that began after this call has succeeded; raises why not.
+
+        UnavailableError `attestation.timeout` after that time; `keep_renewed` must be running.
+        """
+        begun = self._begun
+        self.outdate()
+        try:
+            async with asyncio.timeout(seconds), self._replaced:
+                await self._replaced.wait_for(lambda: self._ended[0] > begun)
+                _, failed = self._ended
+        except TimeoutError as error:
+            raise UnavailableError(
+                "attestation.timeout", f"{self.role} {self.node}: no result within {seconds:g} s"
+            ) from error
+        if failed is not None:
+            raise failed
 
     async def wait_replaced(self, leaf: x509.Certificate, *, seconds: float) -> bool:
         """Wait until another certificate has replaced `leaf`; False: not within that time."""

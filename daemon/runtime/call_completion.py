@@ -31,6 +31,7 @@ _METHODS: Final = {
         "ResizeVolume",
         "CloneVolume",
     ),
+    "Offload": ("EnableAccelerator", "DisableAccelerator", "DrainAccelerator"),
     "Storage": ("CreateNamespace", "DeleteNamespace", "ResizeNamespace", "StartJob", "ChangeJob"),
     "Broker": (
         "RegisterVolume",

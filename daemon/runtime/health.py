@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+OPTIONAL = frozenset({"sealane.v1.Offload"})
+"""Services without which the daemon does all of its work: their state isn't the daemon's."""
+
 _STATUS = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """The health service; the daemon itself ("") is healthy if every service is."""
+    """The health service; the daemon itself ("") is healthy if the others but `OPTIONAL` are."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -20,7 +23,7 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         for name in services:
             await self._set(name, is_healthy=name not in self._unhealthy)
-        await self._set("", is_healthy=not self._unhealthy)
+        await self._set("", is_healthy=self._unhealthy <= OPTIONAL)
 
     async def report(self, services: Sequence[str], is_healthy: bool) -> None:
         """Set the health of `services`."""
@@ -30,7 +33,7 @@ class Health:
             self._unhealthy.update(services)
         for name in services:
             await self._set(name, is_healthy=is_healthy)
-        await self._set("", is_healthy=not self._unhealthy)
+        await self._set("", is_healthy=self._unhealthy <= OPTIONAL)
 
     async def stop(self) -> None:
         """Report NOT_SERVING for everything from now on."""

@@ -205,10 +205,10 @@ class Metrics:
             registry=r,
         )
         self.channels = Gauge("sealane_channels", "Open channels to peers.", ["role"], registry=r)
-        self.accelerator_in_use = Gauge(
-            "sealane_accelerator_in_use",
-            "1 while the gateway's card is in use, 0 while the processor seals instead.",
-            ["label"],
+        self.accelerator_state = Gauge(
+            "sealane_accelerator_state",
+            "1 for the state of the gateway's card, 0 for its other states.",
+            ["label", "state"],
             registry=r,
         )
         self.node_draining = Gauge(

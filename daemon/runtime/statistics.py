@@ -84,6 +84,8 @@ _GATEWAY_VOLUME: Final = {
     "rekeys": _counter("Changes of the secure queues' keys."),
     "sectors_accelerated": _counter("Sectors sealed by an accelerator."),
     "sectors_inline": _counter("Sectors sealed by the processor because the accelerator was full."),
+    "accelerator_jobs": _counter("Sectors that an accelerator was given to seal."),
+    "accelerator_nanos": _counter("Time of an accelerator's jobs that have ended, added up."),
     "accelerator_refusals": _counter("Wrong results of an accelerator; none was used."),
     "accelerators_lost": _counter("Times that an accelerator was given up."),
     "queues_running": _always(_gauge("I/O queues of the host.")),

@@ -1035,6 +1035,13 @@ class GatewayVolume:
         uses none. Event "accelerator_lost": it was given up, and isn't used until the next call.
         """
 
+    def rest_accelerator(self) -> int:
+        """Let the card get no more jobs; return how many it still has.
+
+        Until a later call of `accelerate` gives another card. A queue that doesn't know yet counts
+        as a job. Waits, without the GIL, for a call of `accelerate`.
+        """
+
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...

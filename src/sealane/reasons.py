@@ -6,9 +6,15 @@ What each means and what to do about it: docs/operate/errors.md.
 from typing import Literal
 
 ReasonId = Literal[
+    "accelerator.busy",
+    "accelerator.enabled",
     "accelerator.late",
     "accelerator.lost",
+    "accelerator.not_found",
     "accelerator.protocol",
+    "accelerator.refused",
+    "accelerator.state",
+    "accelerator.stopped",
     "accelerator.unattested",
     "accelerator.unavailable",
     "accelerator.wrong",
@@ -133,6 +139,7 @@ ReasonId = Literal[
     "attestation.tdx.tcb_level",
     "attestation.tdx.tee_type",
     "attestation.tier.refused",
+    "attestation.timeout",
     "attestation.tls_key.malformed",
     "attestation.tpm2.attestation_key",
     "attestation.tpm2.binding",
@@ -292,6 +299,8 @@ ReasonId = Literal[
     "daemon.running",
     "daemon.stopped",
     "daemon.unreachable",
+    "demo.card",
+    "demo.card.unused",
     "demo.daemon.start",
     "demo.sector.contents",
     "demo.session.listen",

@@ -81,6 +81,8 @@ class World:
     identity: list[str]
     socket: Path
     gateway: Daemon
+    config: Path
+    """Of the gateway."""
 
     def card(self, *arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         """Run the gateway's card."""
@@ -193,4 +195,4 @@ def world(
         with running_card(socket, identity):
             # It must be there when the gateway attests.
             gateway = stack.enter_context(daemon(config))
-        yield World(site, maker, identity, socket, gateway)
+        yield World(site, maker, identity, socket, gateway, config)

@@ -95,7 +95,7 @@ async def test_a_card_seals_and_its_death_goes_unnoticed(site: World, ledgers: P
     known = len(site.nonces())
     with site.card_in_use():
         site.wait_for_log("accelerator_in_use", profile="bf3-dpdk")
-        assert 'sealane_accelerator_in_use{label="card0"} 1.0' in site.metrics()
+        assert 'sealane_accelerator_state{label="card0",state="in_use"} 1.0' in site.metrics()
         before = site.statistic("sectors_accelerated")
         async with disk(site) as opened:
             contents = Contents(opened, seed=1)
@@ -108,7 +108,7 @@ async def test_a_card_seals_and_its_death_goes_unnoticed(site: World, ledgers: P
         await contents.write(4)
         await contents.check()
     site.wait_for_log("accelerator_not_in_use")
-    assert 'sealane_accelerator_in_use{label="card0"} 0.0' in site.metrics()
+    assert 'sealane_accelerator_state{label="card0",state="not_in_use"} 1.0' in site.metrics()
     once_each(site.nonces()[known:])
     once_each(sealed(ledgers))
 

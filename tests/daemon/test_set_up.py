@@ -88,6 +88,25 @@ def test_with_what_it_made_the_check_passes(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+CARD = '[[enrolment.secondary]]\nlabel = "{label}"\ntype = "card"\nsocket = "/run/card"\n'
+
+
+@pytest.mark.parametrize("label", ["card0", "other"])
+def test_the_check_refuses_an_accelerator_that_no_card_is(tmp_path: Path, label: str) -> None:
+    card = CARD.replace("{label}", label)
+    path = written(tmp_path, BROKER, SOFTWARE, card, ROLES, 'accelerator = "card0"\n')
+    assert sealaned("--config", path, "--set-up").returncode == 0
+    checked = sealaned("--config", path, "--check")
+    if label == "card0":
+        assert (checked.returncode, checked.stderr) == (0, "")
+    else:
+        assert checked.returncode == 2
+        assert checked.stderr == (
+            "sealaned: gateway.accelerator 'card0'; allowed: the label of an enrolment.secondary "
+            'of type "card" [config.value]\n'
+        )
+
+
 def test_what_exists_stays_as_it_is(tmp_path: Path) -> None:
     path = written(tmp_path, BROKER, SOFTWARE, ROLES)
     (tmp_path / "keys").mkdir()

@@ -1,10 +1,10 @@
-"""The demo's results for an all-reduce."""
+"""The demo's results for an all-reduce, and for an accelerator card."""
 
 from dataclasses import replace
 
 import pytest
 
-from sealane.cli.demo.results import AllReduceRun, DemoResults, VolumeProof
+from sealane.cli.demo.results import AllReduceRun, CardRun, DemoResults, VolumeProof
 
 RUN = AllReduceRun(
     sites=2,
@@ -30,7 +30,20 @@ PROOF = VolumeProof(
 )
 
 
-def results(run: AllReduceRun | None) -> DemoResults:
+CARD = CardRun(
+    product="x",
+    written_bytes=1,
+    sectors_by_card=2,
+    sectors_by_card_before=1,
+    sectors_by_processor=1,
+    losses=1,
+    reason="accelerator.unavailable",
+    sha256_written="cc",
+    sha256_read="cc",
+)
+
+
+def results(run: AllReduceRun | None, card: CardRun | None = None) -> DemoResults:
     return DemoResults(
         source_name="x",
         link={},
@@ -39,6 +52,7 @@ def results(run: AllReduceRun | None) -> DemoResults:
         attacks=(),
         sessions=(),
         all_reduce=run,
+        card=card,
     )
 
 
@@ -54,3 +68,17 @@ def test_figures_stand_beside_the_models() -> None:
 def test_site_without_the_sum_fails_the_demo(found: tuple[str, ...]) -> None:
     assert results(RUN).holds
     assert not results(replace(RUN, sha256_found=found)).holds
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sha256_read": "cd"},
+        {"sectors_by_card_before": 0},
+        {"sectors_by_processor": 0},
+        {"losses": 0},
+    ],
+)
+def test_a_card_that_did_nothing_or_lost_something_fails_the_demo(wrong: dict[str, object]) -> None:
+    assert results(None, CARD).holds
+    assert not results(None, replace(CARD, **wrong)).holds  # type: ignore[arg-type]

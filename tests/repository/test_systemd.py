@@ -49,6 +49,16 @@ def test_the_drop_in_for_jobs_tells_users_apart_and_opens_their_directory_only()
     assert "d /run/sealane-jobs 0711 sealane sealane -" in made
 
 
+def test_the_drop_in_for_cards_opens_no_device() -> None:
+    dropped = (UNIT.parent / "drop-ins" / "accelerator.conf").read_text().splitlines()
+    settings = [line for line in dropped if "=" in line and not line.startswith("#")]
+    assert settings == [
+        "Wants=sealane-card.service",
+        "After=sealane-card.service",
+        "SupplementaryGroups=sealane-card",
+    ]
+
+
 def test_a_wrong_configuration_is_not_tried_again() -> None:
     settings: dict[str, list[str]] = {}
     for line in UNIT.read_text().splitlines():

@@ -269,7 +269,13 @@ async def test_what_a_machine_says_of_itself_and_its_device_is_a_policy_that_let
     monkeypatch.setattr(ctl_machine, "collateral_of", lambda *_: known())
     monkeypatch.setattr(ctl_machine, "utc_now", lambda: NOW)
     options = argparse.Namespace(
-        file=path, node="n", role=["gateway"], tenant="t", collateral=None, tpm_roots=None
+        file=path,
+        node="n",
+        role=["gateway"],
+        tenant="t",
+        collateral=None,
+        tpm_roots=None,
+        card_roots=None,
     )
     await asyncio.to_thread(ctl_machine.attest_machine, options, Output("table"))
     said = capsys.readouterr().out

@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from accelerators.cards import Maker, running_card
 from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory
 from sealane.client import connect
 from sealane.crypto.attestation.runtime_data import RuntimeData
@@ -378,6 +379,25 @@ def test_machine_says_what_a_policy_needs_of_it(machine: SoftwareTpm) -> None:
         driver._tpm.call(lambda esapi: extend(esapi, 0))
         assert refused(trust, driver, node="s", role="target") == "attestation.measurement.unknown"
     driver.close()
+
+
+def test_machine_names_its_card_if_the_card_has_a_trusted_maker(
+    machine: SoftwareTpm, tmp_path: Path
+) -> None:
+    maker = Maker(tmp_path / "maker")
+    arguments, hardware_id = maker.card("1")
+    with trusting() as trust, running_card(trust.site.root / "card", arguments):
+        card = f'label = "card0"\ntype = "card"\nsocket = "{trust.site.root / "card"}"\n'
+        role = '[gateway]\ntarget_node = "s"\ntarget_address = "127.0.0.1:1"\n'
+        config = node_config(trust, "g", machine, f"[[enrolment.secondary]]\n{card}{role}")
+        call = ("attest", "machine", config, "--node", "g", "--role", "gateway", "--tenant", "t")
+        refused = sealanectl(*call)
+        assert (refused.returncode, refused.stdout) == (3, "")
+        assert "[attestation.card.chain]" in refused.stderr
+        said = sealanectl(*call, "--card-roots", maker.path)
+        assert said.returncode == 0, said.stderr
+    assert f'devices = ["{hardware_id}"]' in said.stdout
+    assert "protected_bus = false" in said.stdout
 
 
 @contextlib.contextmanager

@@ -24,18 +24,18 @@ class CardSource:
 
     def __init__(self, label: str, socket: str) -> None:
         self.label = label
-        self._socket = socket
+        self.socket = socket
 
     async def collect(self, nonce: bytes) -> Item:
         """Return the item that answers `nonce`; UnavailableError `evidence.secondary.failed`."""
         try:
             evidence = await asyncio.to_thread(
-                lambda: _native.Accelerator(self._socket).evidence(nonce)
+                lambda: _native.Accelerator(self.socket).evidence(nonce)
             )
         except OSError as error:
             raise UnavailableError(
                 "evidence.secondary.failed",
-                f"enrolment.secondary {self.label}, {self._socket}: {error}",
+                f"enrolment.secondary {self.label}, {self.socket}: {error}",
             ) from error
         return Item(MEDIA_TYPE, evidence)
 
@@ -44,7 +44,7 @@ class CardSource:
 
         As `check`; OSError also if it works wrongly.
         """
-        card = _native.Accelerator(self._socket)
+        card = _native.Accelerator(self.socket)
         self.check(card, accepted)
         card.probe()
         return card
@@ -61,5 +61,5 @@ class CardSource:
         if statement.identity != known.identity:
             raise VerificationError(
                 "attestation.card.changed",
-                f"{self._socket}: another card answers than the one that was attested",
+                f"{self.socket}: another card answers than the one that was attested",
             )

@@ -165,6 +165,13 @@ impl GatewayVolume {
         Ok(py.detach(move || volume.accelerate(device))?)
     }
 
+    /// Lets the card get no more jobs; returns how many it still has.
+    fn rest_accelerator(&self, py: Python<'_>) -> PyResult<usize> {
+        let volume = self.open()?;
+        // A call that gives the card keys or queues may hold what this one waits for.
+        Ok(py.detach(move || volume.rest_accelerator()))
+    }
+
     #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
     fn add_counters(
         &self,

@@ -135,7 +135,10 @@ pub fn probe(device: &dyn Device) -> io::Result<()> {
     let mut bytes = [0; KEY_BYTES];
     rustix::rand::getrandom(&mut bytes[..], GetRandomFlags::empty())?;
     let secret = Secret::take(&mut bytes);
-    let key = device.load(&secret)?;
+    let key = device.load(&secret).map_err(|error| match error.kind() {
+        io::ErrorKind::StorageFull => io::Error::other("its places for keys are all taken"),
+        _ => error,
+    })?;
     let outcome = probe_with(device, key, &AeadKey::new(&secret));
     device.unload(key)?;
     outcome

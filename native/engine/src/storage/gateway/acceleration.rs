@@ -8,7 +8,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
@@ -34,22 +35,33 @@ const DEADLINE: Nanos = 50_000_000;
 const WHOLE_EVERY: u32 = 64;
 const BLOCKS_PER_SECTOR: u32 = (DATA_BYTES / 16) as u32;
 
-/// Where a device has a volume's keys, by key epoch.
+/// What a device has of a volume: its keys, by key epoch, and the number of its jobs.
 #[derive(Debug, Default)]
-pub(super) struct KeySlots(Mutex<HashMap<u32, KeySlot>>);
+pub(super) struct AtDevice {
+    keys: Mutex<HashMap<u32, KeySlot>>,
+    jobs: AtomicUsize,
+}
 
-impl KeySlots {
+impl AtDevice {
     pub(super) fn insert(&self, epoch: u32, slot: KeySlot) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(epoch, slot);
+        self.keys().insert(epoch, slot);
     }
 
-    pub(super) fn take(&self) -> Vec<KeySlot> {
-        let slots = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        slots.into_values().collect()
+    /// Takes the keys out for which `is_taken` returns true for the epoch.
+    pub(super) fn take(&self, is_taken: impl Fn(u32) -> bool) -> Vec<KeySlot> {
+        self.keys().extract_if(|epoch, _| is_taken(*epoch)).map(|(_, slot)| slot).collect()
     }
 
     pub(super) fn get(&self, epoch: u32) -> Option<KeySlot> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&epoch).copied()
+        self.keys().get(&epoch).copied()
+    }
+
+    pub(super) fn jobs(&self) -> usize {
+        self.jobs.load(Ordering::Relaxed)
+    }
+
+    fn keys(&self) -> MutexGuard<'_, HashMap<u32, KeySlot>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -58,6 +70,8 @@ impl KeySlots {
 pub(super) enum Switch {
     /// Use this device.
     To(Box<Acceleration>),
+    /// Give the device that is in use no more jobs; those that it has go on.
+    Rest,
     /// Use none.
     Off,
 }
@@ -79,7 +93,13 @@ struct Job {
     order: u64,
     sector: usize,
     ticket: Ticket,
-    deadline: Nanos,
+    submitted: Nanos,
+}
+
+impl Job {
+    fn deadline(&self) -> Nanos {
+        self.submitted.saturating_add(DEADLINE)
+    }
 }
 
 /// Sectors of a part that were submitted: their place, and what was used up.
@@ -89,7 +109,8 @@ pub(super) type Submitted = Vec<(Cookie, usize, Ticket)>;
 #[derive(Debug)]
 pub(super) struct Acceleration {
     queue: Box<dyn Queue>,
-    keys: Arc<KeySlots>,
+    at_device: Arc<AtDevice>,
+    is_resting: bool,
     /// By name, so the oldest one is the first.
     jobs: BTreeMap<Cookie, Job>,
     writes: BTreeMap<u64, Write>,
@@ -100,10 +121,11 @@ pub(super) struct Acceleration {
 
 impl Acceleration {
     /// `seed` must be secret: it decides which sectors are looked at more closely.
-    pub(super) fn new(queue: Box<dyn Queue>, keys: Arc<KeySlots>, seed: [u8; 32]) -> Self {
+    pub(super) fn new(queue: Box<dyn Queue>, at_device: Arc<AtDevice>, seed: [u8; 32]) -> Self {
         Self {
             queue,
-            keys,
+            at_device,
+            is_resting: false,
             jobs: BTreeMap::new(),
             writes: BTreeMap::new(),
             waiting_bytes: 0,
@@ -117,7 +139,12 @@ impl Acceleration {
 
     /// When the oldest job is late.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.jobs.first_key_value().map(|(_, job)| job.deadline)
+        self.jobs.first_key_value().map(|(_, job)| job.deadline())
+    }
+
+    /// Whether it takes jobs at all.
+    pub(super) fn takes_jobs(&self) -> bool {
+        !self.is_resting
     }
 
     /// Bytes of the parts that wait.
@@ -151,7 +178,7 @@ impl Acceleration {
         (lba, plain): (u64, &[u8; DATA_BYTES]),
     ) -> Result<(Cookie, Ticket), Iv> {
         let epoch = keys.newest_epoch();
-        let Some(key) = self.keys.get(epoch).filter(|_| self.queue.has_room()) else {
+        let Some(key) = self.at_device.get(epoch).filter(|_| self.queue.has_room()) else {
             return Err(iv);
         };
         let (ticket, aad) = keys.begin(epoch, iv, lba)?;
@@ -167,10 +194,16 @@ impl Acceleration {
     }
 
     fn watch(&mut self, order: u64, submitted: Submitted, now: Nanos) {
-        let deadline = now.saturating_add(DEADLINE);
+        self.at_device.jobs.fetch_add(submitted.len(), Ordering::Relaxed);
         for (cookie, sector, ticket) in submitted {
-            self.jobs.insert(cookie, Job { order, sector, ticket, deadline });
+            self.jobs.insert(cookie, Job { order, sector, ticket, submitted: now });
         }
+    }
+
+    fn ended(&mut self, cookie: Cookie) -> Option<Job> {
+        let job = self.jobs.remove(&cookie)?;
+        self.at_device.jobs.fetch_sub(1, Ordering::Relaxed);
+        Some(job)
     }
 
     fn sample(&mut self) -> Sample {
@@ -180,12 +213,26 @@ impl Acceleration {
     }
 }
 
+impl Drop for Acceleration {
+    fn drop(&mut self) {
+        self.at_device.jobs.fetch_sub(self.jobs.len(), Ordering::Relaxed);
+    }
+}
+
 impl<F: Front> GatewayQueue<F> {
-    /// Uses a device's queue from now on, or none.
+    /// Uses a device's queue from now on, or none, or no more than for what is there.
     pub(super) fn switch_acceleration(&mut self, switch: Switch) {
-        self.end_acceleration();
-        if let Switch::To(acceleration) = switch {
-            self.acceleration = Some(*acceleration);
+        match switch {
+            Switch::To(acceleration) => {
+                self.end_acceleration();
+                self.acceleration = Some(*acceleration);
+            }
+            Switch::Rest => {
+                if let Some(acceleration) = &mut self.acceleration {
+                    acceleration.is_resting = true;
+                }
+            }
+            Switch::Off => self.end_acceleration(),
         }
     }
 
@@ -213,7 +260,9 @@ impl<F: Front> GatewayQueue<F> {
         let polled = acceleration.queue.poll(&mut done);
         let mut wrong = 0;
         for done in done {
-            let Some(job) = acceleration.jobs.remove(&done.cookie) else { continue };
+            let Some(job) = acceleration.ended(done.cookie) else { continue };
+            let duration = now.saturating_sub(job.submitted);
+            add(&self.shared.counters.accelerator_nanos, duration);
             let (order, sector) = (job.order, job.sector);
             let sealed = if self.check(&mut acceleration, job, done) {
                 Ok(())
@@ -313,7 +362,8 @@ impl<F: Front> GatewayQueue<F> {
     /// Gives the device's queue up: the processor seals what it has not returned.
     pub(super) fn end_acceleration(&mut self) {
         let Some(mut acceleration) = self.acceleration.take() else { return };
-        for (_, job) in std::mem::take(&mut acceleration.jobs) {
+        while let Some(&oldest) = acceleration.jobs.keys().next() {
+            let Some(job) = acceleration.ended(oldest) else { break };
             let sealed = self.seal_again(&mut acceleration, job.order, job.sector);
             self.sector_ended(&mut acceleration, job.order, sealed);
         }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use sealane_proto::aead::{AeadKey, NONCE_BYTES, TAG_BYTES};
 
-use super::acceleration::{Acceleration, KeySlots, Switch};
+use super::acceleration::{Acceleration, AtDevice, Switch};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::nvme::host_command::HostCommand;
@@ -142,9 +142,12 @@ fn device(seed: u64, good: u32, only: Option<Fault>, given: &Given) -> Device {
 }
 
 fn on(device: Device) -> Switch {
-    let keys = KeySlots::default();
-    keys.insert(1, KeySlot(4));
-    Switch::To(Box::new(Acceleration::new(Box::new(device), Arc::new(keys), [5; 32])))
+    on_counted(device, &Arc::default())
+}
+
+fn on_counted(device: Device, at_device: &Arc<AtDevice>) -> Switch {
+    at_device.insert(1, KeySlot(4));
+    Switch::To(Box::new(Acceleration::new(Box::new(device), Arc::clone(at_device), [5; 32])))
 }
 
 fn counted(lane: &Lane, counter: impl Fn(&Counters) -> &AtomicU64) -> u64 {
@@ -187,6 +190,50 @@ fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
     lane.gateway.switch_acceleration(Switch::Off);
     assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
     assert_eq!(given.lock().unwrap().len() as u64, accelerated);
+}
+
+#[test]
+fn a_device_at_rest_ends_its_jobs_and_gets_no_more() {
+    let (mut lane, mut disk) = world();
+    let (given, at_device) = (Given::default(), Arc::default());
+    lane.gateway.switch_acceleration(on_counted(device(1, u32::MAX, None, &given), &at_device));
+    let tag = lane.submit(HostCommand::Write { lba: 3, data: data(4), is_forced: false });
+    while at_device.jobs() == 0 {
+        lane.step(&mut disk, None);
+    }
+    lane.gateway.switch_acceleration(Switch::Rest);
+    let jobs = given.lock().unwrap().len();
+    settle(&mut lane, &mut disk);
+    assert_eq!(lane.ended[&tag].0, Status::SUCCESS);
+    assert_eq!(at_device.jobs(), 0);
+    let accelerated = counted(&lane, |counters| &counters.sectors_accelerated);
+    assert_eq!(accelerated, jobs as u64, "by the device, not again by the processor");
+    assert_eq!(write(&mut lane, &mut disk, 3, data(4)), Status::SUCCESS);
+    assert_eq!(given.lock().unwrap().len(), jobs, "no more");
+    assert_eq!(counted(&lane, |counters| &counters.accelerator_jobs), jobs as u64);
+    assert_eq!(counted(&lane, |counters| &counters.sectors_inline), 0, "it isn't full");
+    lane.gateway.switch_acceleration(on_counted(device(2, u32::MAX, None, &given), &at_device));
+    assert_eq!(write(&mut lane, &mut disk, 3, data(4)), Status::SUCCESS);
+    assert!(given.lock().unwrap().len() > jobs, "used again");
+}
+
+#[test]
+fn jobs_of_a_device_that_is_given_up_or_of_a_queue_that_ends_are_no_longer_counted() {
+    let (mut lane, mut disk) = world();
+    let (given, at_device) = (Given::default(), Arc::default());
+    let lost = |seed| on_counted(device(seed, 1, Some(Fault::Lost), &given), &at_device);
+    lane.gateway.switch_acceleration(lost(1));
+    lane.submit(HostCommand::Write { lba: 9, data: data(2), is_forced: false });
+    lane.settle(&mut disk);
+    assert_eq!(at_device.jobs(), 2);
+    lane.gateway.switch_acceleration(Switch::Off);
+    assert_eq!(at_device.jobs(), 0);
+    lane.gateway.switch_acceleration(lost(2));
+    lane.submit(HostCommand::Write { lba: 20, data: data(2), is_forced: false });
+    lane.settle(&mut disk);
+    assert_eq!(at_device.jobs(), 2);
+    drop(lane);
+    assert_eq!(at_device.jobs(), 0);
 }
 
 #[test]
@@ -314,7 +361,7 @@ fn a_device_gets_new_queues_and_keys_when_it_is_given_again_and_loses_all_in_the
     let is_on = |mailbox: &Mailbox| match mailbox.take_acceleration() {
         Some(Switch::To(_)) => Some(true),
         Some(Switch::Off) => Some(false),
-        None => None,
+        Some(Switch::Rest) | None => None,
     };
     let processor = Arc::new(Processor::default());
     let device: Arc<dyn accelerator::Device> = processor.clone();
@@ -327,15 +374,26 @@ fn a_device_gets_new_queues_and_keys_when_it_is_given_again_and_loses_all_in_the
     assert_eq!((is_on(&first), is_on(&second)), (None, Some(true)), "only what is new");
     let next = processor.load(&Secret::take(&mut [5; 32])).unwrap();
     assert_eq!(next, KeySlot(2), "both keys are loaded");
+    // Nothing uses the older one any more.
+    volume.shared.accelerator().as_mut().unwrap().loaded -= KEPT;
+    volume.accelerate(Some(Arc::clone(&device))).unwrap();
+    let next = processor.load(&Secret::take(&mut [5; 32])).unwrap();
+    assert_eq!(next, KeySlot(0), "the older key is unloaded");
+    // A queue that has not heard of it is waited for.
+    assert_eq!(volume.rest_accelerator(), 2);
+    assert!(matches!(first.take_acceleration(), Some(Switch::Rest)));
+    assert_eq!(volume.rest_accelerator(), 1);
+    assert!(matches!(second.take_acceleration(), Some(Switch::Rest)));
+    assert_eq!(volume.rest_accelerator(), 0);
     // Another one instead.
     let other = Arc::new(Processor::default());
     volume.accelerate(Some(other.clone())).unwrap();
     assert_eq!((is_on(&first), is_on(&second)), (Some(true), Some(true)));
-    assert_eq!(processor.load(&Secret::take(&mut [6; 32])).unwrap(), KeySlot(0), "unloaded");
+    assert_eq!(processor.load(&Secret::take(&mut [6; 32])).unwrap(), KeySlot(1), "unloaded");
     assert_eq!(other.load(&Secret::take(&mut [6; 32])).unwrap(), KeySlot(1));
     volume.accelerate(None).unwrap();
     assert_eq!((is_on(&first), is_on(&second)), (Some(false), Some(false)));
     volume.accelerate(Some(Arc::clone(&device))).unwrap();
     drop(volume);
-    assert_eq!(processor.load(&Secret::take(&mut [7; 32])).unwrap(), KeySlot(1), "unloaded");
+    assert_eq!(processor.load(&Secret::take(&mut [7; 32])).unwrap(), KeySlot(3), "unloaded");
 }

@@ -34,7 +34,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::rand::GetRandomFlags;
@@ -55,7 +55,7 @@ use super::queues::Queues;
 use crate::accelerator::{Device, KeySlot};
 use crate::clock;
 use crate::latency::{self, Io, Latencies};
-use acceleration::{Acceleration, KeySlots, Switch};
+use acceleration::{Acceleration, AtDevice, Switch};
 use back::Back;
 pub use journal_pool::JournalPool;
 use ledger::Ledger;
@@ -122,6 +122,8 @@ struct Counters {
     rekeys: AtomicU64,
     sectors_accelerated: AtomicU64,
     sectors_inline: AtomicU64,
+    accelerator_jobs: AtomicU64,
+    accelerator_nanos: AtomicU64,
     accelerator_refusals: AtomicU64,
     accelerators_lost: AtomicU64,
 }
@@ -141,7 +143,7 @@ struct Mailbox {
     backs: Mutex<Vec<Back>>,
     /// The newest change of the accelerator, if the queue hasn't taken it.
     acceleration: Mutex<Option<Switch>>,
-    /// Whether the newest change was to an accelerator.
+    /// Whether the newest change was to an accelerator that is to get jobs.
     has_acceleration: AtomicBool,
 }
 
@@ -173,7 +175,7 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Lets the queue use an accelerator from now on, or none.
+    /// Changes what the queue does with an accelerator.
     fn post_acceleration(&self, switch: Switch) {
         self.has_acceleration.store(matches!(switch, Switch::To(_)), Ordering::Relaxed);
         *self.acceleration.lock().unwrap_or_else(PoisonError::into_inner) = Some(switch);
@@ -182,6 +184,14 @@ impl Mailbox {
 
     fn take_acceleration(&self) -> Option<Switch> {
         self.acceleration.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Lets the accelerator get no more jobs; returns whether the queue knows that.
+    fn rest(&self) -> bool {
+        if self.has_acceleration.load(Ordering::Relaxed) {
+            self.post_acceleration(Switch::Rest);
+        }
+        self.acceleration.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Takes the posted back ends and clears the descriptor.
@@ -221,16 +231,22 @@ struct Shared {
     accelerator: Mutex<Option<Accelerator>>,
 }
 
+/// How long a device keeps a key that is no longer the newest. By then every job with it has ended:
+/// each has a deadline that is far shorter.
+const KEPT: Duration = Duration::from_secs(1);
+
 /// The device that seals for a volume.
 #[derive(Debug)]
 struct Accelerator {
     device: Arc<dyn Device>,
-    keys: Arc<KeySlots>,
+    at_device: Arc<AtDevice>,
+    /// When the newest key was loaded.
+    loaded: Instant,
 }
 
 impl Accelerator {
     fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, keys: Arc::default() }
+        Self { device, at_device: Arc::default(), loaded: Instant::now() }
     }
 
     fn is(&self, device: &Arc<dyn Device>) -> bool {
@@ -241,7 +257,7 @@ impl Accelerator {
     fn load(&self, secret: &Secret) -> io::Result<KeySlot> {
         match self.device.load(secret) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                let older = self.keys.take();
+                let older = self.at_device.take(|_| true);
                 if older.is_empty() {
                     return Err(error);
                 }
@@ -254,15 +270,21 @@ impl Accelerator {
         }
     }
 
-    /// Gives the device the newest key, and each thread without one a queue of the device.
-    fn supply(&self, shared: &Shared) -> io::Result<()> {
+    /// Gives the device the newest key, in place of older ones, and each thread without one a queue
+    /// of the device.
+    fn supply(&mut self, shared: &Shared) -> io::Result<()> {
         let (epoch, secret) = shared.keys.newest_secret();
-        if self.keys.get(epoch).is_none() {
+        if self.at_device.get(epoch).is_none() {
             match self.load(secret) {
-                Ok(slot) => self.keys.insert(epoch, slot),
+                Ok(slot) => self.at_device.insert(epoch, slot),
                 // Other volumes have its places; the processor seals for this one.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
                 Err(error) => return Err(error),
+            }
+            self.loaded = Instant::now();
+        } else if self.loaded.elapsed() >= KEPT {
+            for slot in self.at_device.take(|old| old != epoch) {
+                self.device.unload(slot)?;
             }
         }
         // The threads need the list of mailboxes, and a device may take its time.
@@ -271,8 +293,8 @@ impl Accelerator {
             if !mailbox.has_acceleration.load(Ordering::Relaxed) {
                 let mut seed = [0; 32];
                 rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
-                let keys = Arc::clone(&self.keys);
-                let acceleration = Acceleration::new(self.device.queue()?, keys, seed);
+                let at_device = Arc::clone(&self.at_device);
+                let acceleration = Acceleration::new(self.device.queue()?, at_device, seed);
                 mailbox.post_acceleration(Switch::To(Box::new(acceleration)));
             }
         }
@@ -280,7 +302,7 @@ impl Accelerator {
     }
 
     fn unload(self) {
-        for slot in self.keys.take() {
+        for slot in self.at_device.take(|_| true) {
             // A device that doesn't answer loses its keys with its connection.
             let _ = self.device.unload(slot);
         }
@@ -290,6 +312,10 @@ impl Accelerator {
 impl Shared {
     fn accelerator(&self) -> MutexGuard<'_, Option<Accelerator>> {
         self.accelerator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn jobs_at_device(&self) -> usize {
+        self.accelerator().as_ref().map_or(0, |accelerator| accelerator.at_device.jobs())
     }
 
     fn refused(&self, name: QueueName, reason: Reason, lba: Option<u64>, detail: String) {
@@ -474,12 +500,20 @@ impl GatewayVolume {
             self.end_acceleration(&mut own);
             *own = device.map(Accelerator::new);
         }
-        let Some(accelerator) = &*own else { return Ok(()) };
+        let Some(accelerator) = &mut *own else { return Ok(()) };
         let outcome = accelerator.supply(&self.shared);
         if outcome.is_err() {
             self.end_acceleration(&mut own);
         }
         outcome
+    }
+
+    /// Lets the device get no more jobs, and returns how many it still has. A queue that doesn't know
+    /// yet counts as one more. To be called until it returns 0; [`Self::accelerate`] with another
+    /// device, or none, ends the rest.
+    pub fn rest_accelerator(&self) -> usize {
+        let unaware = self.shared.mailboxes().values().filter(|mailbox| !mailbox.rest()).count();
+        unaware + self.shared.jobs_at_device()
     }
 
     fn end_acceleration(&self, own: &mut Option<Accelerator>) {
@@ -647,6 +681,8 @@ impl GatewayVolume {
             ("rekeys", read(&counters.rekeys)),
             ("sectors_accelerated", read(&counters.sectors_accelerated)),
             ("sectors_inline", read(&counters.sectors_inline)),
+            ("accelerator_jobs", read(&counters.accelerator_jobs)),
+            ("accelerator_nanos", read(&counters.accelerator_nanos)),
             ("accelerator_refusals", read(&counters.accelerator_refusals)),
             ("accelerators_lost", read(&counters.accelerators_lost)),
             ("queues_running", self.queues.running() as u64),

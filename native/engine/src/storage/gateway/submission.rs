@@ -219,9 +219,10 @@ impl<F: Front> GatewayQueue<F> {
         for (index, ((lba, sector), block)) in (lba..).zip(sectors).zip(blocks).enumerate() {
             let outcome = self.take_iv(&shared, lba).and_then(|iv| {
                 let iv = match &mut self.acceleration {
-                    Some(acceleration) if now.is_some() => {
+                    Some(acceleration) if now.is_some() && acceleration.takes_jobs() => {
                         match acceleration.submit(&shared.keys, iv, (lba, sector)) {
                             Ok((cookie, ticket)) => {
+                                add(&shared.counters.accelerator_jobs, 1);
                                 submitted.push((cookie, index, ticket));
                                 return Ok(());
                             }

@@ -115,6 +115,7 @@ fn drain(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox, deadline: Nano
         if !ready[0].is_empty() {
             // Back ends for a queue whose host is gone are dropped.
             drop(mailbox.take());
+            take_switch(queue, mailbox);
         }
         let time = now();
         queue.take_back_events(time);
@@ -128,6 +129,10 @@ pub(super) fn take_mail(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox)
     for back in mailbox.take() {
         queue.add_back(back, now());
     }
+    take_switch(queue, mailbox);
+}
+
+fn take_switch(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox) {
     if let Some(switch) = mailbox.take_acceleration() {
         queue.switch_acceleration(switch);
     }
