@@ -41,6 +41,8 @@ FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
 """Reasons that no further attempt changes: data is lost."""
 _INTERNAL_KINDS: Final = {"rekey_due"}
 _TAKE_OVER_RETRY_SECONDS: Final = 0.2
+_TAKE_OVER_SECONDS: Final = 10.0
+"""How long a take-over is tried that a host's commands began; more commands begin another."""
 
 
 def _nothing() -> None:
@@ -180,7 +182,9 @@ class BackEnd:
         self._is_alive = asyncio.Event()
         if member is None:
             self._is_alive.set()
-        self._is_taking_over = False
+        self._settled = asyncio.Event()
+        """Clear during a take-over that a host's commands began."""
+        self._settled.set()
         self.is_fenced = False
         """Whether another gateway took over from this one; the volume must be opened again."""
         self._tasks = TaskOwner()
@@ -218,23 +222,52 @@ class BackEnd:
         if self._is_alive.is_set():
             self._tasks.start(self._supply(name), name="back-end-supply")
 
-    def begin_take_over(self, is_wanted: Callable[[], bool]) -> None:
+    async def stand_ready(self) -> None:
+        """Prepare for a connecting host: serve it if no other gateway does.
+
+        Waits for a take-over in progress, so that the host's queue belongs to one term.
+        """
+        if self.member is None or self.member.is_serving:
+            return
+        await self._settled.wait()
+        # Queues that have started hold commands of an earlier term.
+        if self.is_standby and not self._queues and await self.member.is_vacant():
+            await self._serve_next(accepts_loss=False)
+
+    def begin_take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         """Take over from the serving gateway of the group, unless that is in progress.
 
-        It is tried again as long as `is_wanted`.
+        `end_queues` ends the host's queues first. Their commands came before this gateway served:
+        the host may have repeated them on another path already, and must send them again.
         """
-        if self.is_standby and not self._is_taking_over and not self.is_fenced:
-            self._is_taking_over = True
-            self._tasks.start(self._take_over(is_wanted), name="back-end-take-over")
+        if self.is_standby and self._settled.is_set() and not self.is_fenced:
+            self._settled.clear()
+            self._tasks.start(self._take_over(end_queues), name="back-end-take-over")
 
-    async def take_over(self, *, accepts_loss: bool) -> None:
-        """Take over from the serving gateway of the group, or raise what the target answered."""
+    async def take_over(
+        self, end_queues: Callable[[], Awaitable[None]], *, accepts_loss: bool
+    ) -> None:
+        """Take over from the serving gateway of the group, or raise what the target answered.
+
+        `end_queues` as for `begin_take_over`.
+        """
+        await self._settled.wait()
+        self._settled.clear()
+        try:
+            await end_queues()
+            await self._serve_next(accepts_loss=accepts_loss)
+        finally:
+            self._settled.set()
+
+    async def _serve_next(self, *, accepts_loss: bool) -> None:
         async with self._turn:
             if not self.is_standby or self.member is None:
                 return
             if self.is_fenced:
                 # What its queues hold is older than the other gateway's writes.
                 raise UnavailableError(STANDBY, "another gateway has just taken over")
+            if self._queues:
+                raise UnavailableError(STANDBY, "the host's queues are of an earlier term")
             self.member.accepts_loss = accepts_loss
             try:
                 await self._reconnect(at_least=_OWN)
@@ -342,12 +375,14 @@ class BackEnd:
                 )
                 return
 
-    async def _take_over(self, is_wanted: Callable[[], bool]) -> None:
+    async def _take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         reported = ""
+        give_up = time.monotonic() + _TAKE_OVER_SECONDS
         try:
-            while self.is_standby and is_wanted():
+            await end_queues()
+            while self.is_standby and time.monotonic() < give_up:
                 try:
-                    await self.take_over(accepts_loss=False)
+                    await self._serve_next(accepts_loss=False)
                 except (Error, TimeoutError, OSError) as error:
                     reason = error.reason if isinstance(error, Error) else "connection.timeout"
                     if reason != reported:
@@ -357,7 +392,7 @@ class BackEnd:
                         )
                     await self._sleep(_TAKE_OVER_RETRY_SECONDS)
         finally:
-            self._is_taking_over = False
+            self._settled.set()
 
     def _begin_to_serve(self) -> None:
         """After an attempt to take over: if the target let this gateway serve, it does."""

@@ -187,6 +187,8 @@ class VolumeBackEnds:
                 "volume.fail_over.target",
                 f"target {self._config.target_node} can't fence gateways: update it first",
             )
+        if member is not None:
+            member.look = partial(self._look, descriptor, member)
         return VolumeBackEnd(
             open_queue=partial(
                 self._open_queue,
@@ -284,6 +286,27 @@ class VolumeBackEnds:
                 "other gateway can use it",
             )
 
+    async def _look(self, descriptor: broker_pb2.VolumeDescriptor, member: GroupMember) -> None:
+        async with self.target_channel() as channel:
+            await self._observe(storage_pb2_grpc.StorageStub(channel), descriptor, member)
+
+    async def _observe(
+        self,
+        target: "storage_pb2_grpc.StorageAsyncStub",
+        descriptor: broker_pb2.VolumeDescriptor,
+        member: GroupMember,
+    ) -> None:
+        """Have `member` know who serves its group, and in which term."""
+        request = storage_pb2.GetNamespaceRequest(
+            volume_id=descriptor.volume_id, fail_over_group=member.group
+        )
+        namespace = await target.GetNamespace(request, timeout=CALL_SECONDS)
+        member.observe(
+            term=namespace.fail_over_term,
+            serving_nqn=namespace.fail_over_host_nqn,
+            own_nqn=gateway_nqn(self._identity.node),
+        )
+
     async def _open_queue(
         self,
         queue_id: int,
@@ -302,17 +325,7 @@ class VolumeBackEnds:
         ) as connection:
             target = storage_pb2_grpc.StorageStub(connection.channel)
             if member is not None and not member.is_serving:
-                namespace = await target.GetNamespace(
-                    storage_pb2.GetNamespaceRequest(
-                        volume_id=descriptor.volume_id, fail_over_group=member.group
-                    ),
-                    timeout=CALL_SECONDS,
-                )
-                member.observe(
-                    term=namespace.fail_over_term,
-                    serving_nqn=namespace.fail_over_host_nqn,
-                    own_nqn=gateway_nqn(identity.node),
-                )
+                await self._observe(target, descriptor, member)
             claim = None if member is None else member.claim()
             opening = QueueOpening(
                 volume_id=uuid.UUID(descriptor.volume_id),

@@ -268,6 +268,7 @@ class AttachedVolume(Exported):
     async def admit(self, association: Association, connect: Connect) -> Admission:
         """Open the back-end queue for a front-end queue."""
         name = QueueName(association_id=association.association_id, queue_id=connect.queue_id)
+        await self.back_end.stand_ready()
         prepared = None if self.back_end.is_standby else await self.back_end.prepare(name)
         return _Joined(volume=self, name=name, connect=connect, prepared=prepared)
 
@@ -559,6 +560,10 @@ class Gateway(Provider):
             for association in self._listener.associations
             if association.exported is attached
         )
+
+    async def end_queues(self, attached: AttachedVolume) -> None:
+        """End the associations of a volume's host, which may connect again; wait until drained."""
+        await self._listener.end_export(attached)
 
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed."""

@@ -1,6 +1,7 @@
 """This gateway's place in the fail-over group of an attached volume (fail-over.md)."""
 
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
 from sealane.crypto.queue import GroupClaim, group_name
@@ -18,6 +19,9 @@ class GroupMember:
         self._term = 0
         self.is_serving = False
         self.accepts_loss = False
+        self.look: Callable[[], Awaitable[None]] | None = None
+        """Observes the group at the target now."""
+        self._is_vacant = False
         self.follows_another = False
         """Whether another gateway served last: this one's own unflushed writes are at the target.
 
@@ -29,9 +33,17 @@ class GroupMember:
         """Whether this gateway serves the host."""
         return "active" if self.is_serving else "standby"
 
+    async def is_vacant(self) -> bool:
+        """Ask the target whether no other gateway serves the host."""
+        if self.look is None:
+            return False
+        await self.look()
+        return self._is_vacant
+
     def observe(self, *, term: int, serving_nqn: str, own_nqn: str) -> None:
         """Note the group's state at the target, for the next claim."""
         self._term = term
+        self._is_vacant = serving_nqn in {"", own_nqn}
         self.follows_another |= serving_nqn != own_nqn
 
     def claim(self) -> GroupClaim:

@@ -557,7 +557,9 @@ class VolumeService:
                     "volume.fail_over.state",
                     f"volume {volume_id} is attached without fail-over: attach it with it",
                 )
-            await attached.port.back_end.take_over(accepts_loss=accepts_loss)
+            await attached.port.back_end.take_over(
+                partial(self._gateway.end_queues, attached.port), accepts_loss=accepts_loss
+            )
         return attached.descriptor
 
     def _serving_changed(self, attached: Attached) -> None:
@@ -711,15 +713,18 @@ class VolumeService:
         """Serve a volume on standby whose host sends commands here; put a fenced one on standby."""
         if attached.member is None or volume_id in self._changing:
             return
-
-        def is_used() -> bool:
-            return self.serving.is_set() and self._gateway.unanswered(attached.port) > 0
-
         if attached.is_fenced:
             if self._tasks is not None:
                 self._tasks.create_task(self._stand_by(volume_id, attached), name="stand-by")
-        elif not attached.member.is_serving and is_used():
-            attached.port.back_end.begin_take_over(is_used)
+        elif self._is_standby_used(attached, attached.member):
+            attached.port.back_end.begin_take_over(partial(self._gateway.end_queues, attached.port))
+
+    def _is_standby_used(self, attached: Attached, member: GroupMember) -> bool:
+        return (
+            self.serving.is_set()
+            and not member.is_serving
+            and self._gateway.unanswered(attached.port) > 0
+        )
 
     async def _settle(self, volume_id: str, attached: Attached) -> None:
         """Save which target process may hold unflushed writes."""

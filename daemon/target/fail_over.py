@@ -59,6 +59,7 @@ class _Group:
     """Whether the serving gateway has had a queue of this target process."""
     is_changing: bool = False
     changed_at: float | None = None
+    """When a gateway was last fenced."""
 
 
 class FailOver:
@@ -208,7 +209,8 @@ class FailOver:
             )
 
     async def _change(self, key: Key, group: _Group, host_nqn: str) -> None:
-        if group.host_nqn and group.host_nqn != host_nqn:
+        fences = group.host_nqn not in {"", host_nqn}
+        if fences:
             await self._volume.fence(group.host_nqn)
             await self._volume.flush()
         # From here on the last gateway is out, whatever becomes of this take-over: it may be
@@ -216,7 +218,9 @@ class FailOver:
         self._newest_term += 1
         group.host_nqn, group.term, group.has_joined = "", self._newest_term, False
         await self._volume.keep(self._with(key, host_nqn))
-        group.host_nqn, group.changed_at = host_nqn, self._now()
+        group.host_nqn = host_nqn
+        if fences:
+            group.changed_at = self._now()
 
     def _with(self, key: Key, host_nqn: str) -> storage_pb2.FailOverGroups:
         kept = self.kept()
