@@ -55,8 +55,11 @@ class _Group:
 
     host_nqn: str = ""
     term: int
-    has_joined: bool = False
-    """Whether the serving gateway has had a queue of this target process."""
+    is_of_now: bool = False
+    """Whether its gateway began to serve in this target process, which then has all its writes.
+
+    One that served before may have some in its journal only, until it has sent them again.
+    """
     is_changing: bool = False
     changed_at: float | None = None
     """When a gateway was last fenced."""
@@ -76,7 +79,7 @@ class FailOver:
         self._refusals = 0
 
     def restore(self, kept: storage_pb2.FailOverGroups) -> None:
-        """Continue with the groups of an earlier process, none of whose gateways has joined yet.
+        """Continue with the groups of an earlier process, and their serving gateways.
 
         VerificationError `volume.descriptor.malformed` for groups that no target keeps.
         """
@@ -108,7 +111,7 @@ class FailOver:
         return {"take_overs": self._take_overs, "standby_refusals": self._refusals}
 
     def require(self, key: Key, host_nqn: str, term: int) -> None:
-        """Check that a gateway serves the group in this term, and note that it has joined.
+        """Check that a gateway serves the group in this term.
 
         VerificationError `queue.standby` if it doesn't; UnavailableError `queue.take_over.pending`.
         """
@@ -122,7 +125,6 @@ class FailOver:
             raise VerificationError(
                 STANDBY, "another gateway serves this fail-over group now: stand by"
             )
-        group.has_joined = True
 
     async def take_over(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
         """Make a gateway the serving one, after a fence; return the term in which it serves.
@@ -183,7 +185,7 @@ class FailOver:
             return
         for _, key in sorted(mine):
             unused = self._groups[key]
-            if unused.has_joined and not self._volume.has_queues(unused.host_nqn):
+            if unused.is_of_now and not self._volume.has_queues(unused.host_nqn):
                 await self._volume.fence(unused.host_nqn)
                 await self._volume.flush()
                 del self._groups[key]
@@ -200,10 +202,10 @@ class FailOver:
                 raise UnavailableError(
                     EARLY, f"the last take-over was a moment ago; allowed in {wait:.1f} s"
                 )
-        if not group.has_joined and not claim.accepts_loss:
+        if not group.is_of_now and not claim.accepts_loss:
             raise UnavailableError(
                 UNFLUSHED,
-                f"the target has restarted since {group.host_nqn} had a queue: that gateway may "
+                f"the target has restarted since {group.host_nqn} began to serve: that gateway may "
                 "keep acknowledged writes that the target lost; start it, or take over with "
                 "accepted loss",
             )
@@ -216,9 +218,9 @@ class FailOver:
         # From here on the last gateway is out, whatever becomes of this take-over: it may be
         # anchored although `keep` fails.
         self._newest_term += 1
-        group.host_nqn, group.term, group.has_joined = "", self._newest_term, False
+        group.host_nqn, group.term = "", self._newest_term
         await self._volume.keep(self._with(key, host_nqn))
-        group.host_nqn = host_nqn
+        group.host_nqn, group.is_of_now = host_nqn, True
         if fences:
             group.changed_at = self._now()
 

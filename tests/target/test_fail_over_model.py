@@ -15,13 +15,13 @@ import pytest
 
 from sealane.crypto.queue import GroupClaim
 from sealane.daemon.target.fail_over import FailOver
-from sealane.errors import Error
+from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import storage_pb2
 
 KEY = ("acme", bytes(32))
 GATEWAYS = ("g", "h")
 WRITES = 6
-RUNS = 150
+RUNS = 400
 STEPS = 12
 """How many turns of the event loop a step takes at most."""
 
@@ -47,6 +47,38 @@ class Command:
     answer: asyncio.Future[int]
 
 
+@dataclass
+class Process:
+    """One process of the target: what its groups need of the volume, until it ends."""
+
+    world: "World"
+    incarnation: int
+
+    async def step(self) -> None:
+        await self.world.pause()
+        if self.world.incarnation != self.incarnation:
+            raise UnavailableError("queue.incarnation", "this process has ended")
+
+    def has_queues(self, host_nqn: str) -> bool:
+        return host_nqn in self.world.queues
+
+    async def fence(self, host_nqn: str) -> None:
+        await self.step()
+        if self.world.fences:
+            await self.world.end_queue(host_nqn)
+        await self.step()
+
+    async def flush(self) -> None:
+        await self.step()
+        if self.world.flushes:
+            self.world.durable = self.world.sector
+
+    async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
+        await self.step()
+        self.world.kept = groups
+        await self.step()
+
+
 class World:
     """All that one run consists of."""
 
@@ -62,32 +94,13 @@ class World:
         self.incarnation = 0
         ticks = itertools.count(step=10)
         self.now = lambda: float(next(ticks))
-        self.fail_over = FailOver(self, now=self.now)
+        self.fail_over = FailOver(Process(self, self.incarnation), now=self.now)
         self.gateways = {name: Gateway(self, name) for name in GATEWAYS}
         self.tasks: list[asyncio.Task[None]] = []
 
     async def pause(self) -> None:
         for _ in range(self.random.randrange(STEPS)):
             await asyncio.sleep(0)
-
-    # What the target's groups need of the volume.
-
-    def has_queues(self, host_nqn: str) -> bool:
-        return host_nqn in self.queues
-
-    async def fence(self, host_nqn: str) -> None:
-        await self.pause()
-        if self.fences:
-            await self.end_queue(host_nqn)
-
-    async def flush(self) -> None:
-        await self.pause()
-        if self.flushes:
-            self.durable = self.sector
-
-    async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
-        await self.pause()
-        self.kept = groups
 
     async def end_queue(self, name: str) -> None:
         queue = self.queues.pop(name, None)
@@ -129,7 +142,7 @@ class World:
             self.queues.pop(name).is_over = True
         self.sector = self.durable
         self.incarnation += 1
-        self.fail_over = FailOver(self, now=self.now)
+        self.fail_over = FailOver(Process(self, self.incarnation), now=self.now)
         self.fail_over.restore(self.kept)
 
 
