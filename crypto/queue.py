@@ -38,6 +38,8 @@ class GroupClaim:
     term: int
     is_take_over: bool = False
     accepts_loss: bool = False
+    incarnation: int = 0
+    """Incarnation of the target that has all that the gateway has acknowledged; 0: nothing."""
 
     def __post_init__(self) -> None:
         if len(self.group) != GROUP_BYTES:
@@ -54,6 +56,7 @@ class GroupClaim:
             self.term.to_bytes(8, "big"),
             self.is_take_over.to_bytes(1, "big"),
             self.accepts_loss.to_bytes(1, "big"),
+            self.incarnation.to_bytes(8, "big"),
         )
 
 

@@ -182,6 +182,8 @@ class BackEnd:
         self._is_alive = asyncio.Event()
         if member is None:
             self._is_alive.set()
+        self._incarnation = 0
+        self._is_confirming = False
         self._settled = asyncio.Event()
         """Clear during a take-over that a host's commands began."""
         self._settled.set()
@@ -375,6 +377,35 @@ class BackEnd:
                 )
                 return
 
+    def confirm(self, settled_incarnation: int | None) -> None:
+        """After a restart of the target, begin a new term once it has everything acknowledged.
+
+        Until then the target lets no standby take over.
+        """
+        member = self.member
+        if member is None or not member.is_serving or self._is_confirming:
+            return
+        if settled_incarnation == self._incarnation != member.confirmed:
+            self._is_confirming = True
+            self._tasks.start(self._confirm(member, self._incarnation), name="back-end-confirm")
+
+    async def _confirm(self, member: GroupMember, incarnation: int) -> None:
+        try:
+            async with self._turn:
+                if not member.is_serving or not self._is_alive.is_set():
+                    return
+                member.is_confirming, member.holder = True, incarnation
+                try:
+                    self.discard(await self._connect(_OWN))
+                finally:
+                    member.is_confirming = False
+        except (Error, TimeoutError, OSError) as error:
+            reason = error.reason if isinstance(error, Error) else "connection.timeout"
+            self._report(StorageEvent(kind="take_over_delayed", reason=reason, detail=str(error)))
+            await self._sleep(RETRY_SECONDS_MAX)
+        finally:
+            self._is_confirming = False
+
     async def _take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         reported = ""
         give_up = time.monotonic() + _TAKE_OVER_SECONDS
@@ -475,7 +506,7 @@ class BackEnd:
         except VerificationError as error:
             if error.reason == ROLLED_BACK:
                 self._native.fail(ROLLED_BACK, str(error))
-            elif error.reason == UNFLUSHED_LOST:
+            elif error.reason == UNFLUSHED_LOST and not self._is_confirming:
                 self._native.fail(UNFLUSHED_LOST, str(error))
             elif error.reason == STANDBY:
                 self._fenced()
@@ -483,6 +514,7 @@ class BackEnd:
 
     async def _connect(self, name: QueueName) -> PreparedQueue:
         grant = await self._open(name.queue_id)
+        self._incarnation = grant.target_incarnation
         try:
             secure = _native.SecureQueueParameters(
                 secret=grant.secret,

@@ -341,7 +341,7 @@ class VolumeBackEnds:
             answer = await target.OpenQueue(opening.request, timeout=CALL_SECONDS)
         grant = await asyncio.to_thread(opening.grant, answer)
         if member is not None and claim is not None:
-            member.serve(claim)
+            member.serve(claim, incarnation=grant.target_incarnation)
         return replace(
             grant, traddr=via.traddr or grant.traddr, trsvcid=via.trsvcid or grant.trsvcid
         )

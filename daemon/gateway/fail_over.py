@@ -19,6 +19,11 @@ class GroupMember:
         self._term = 0
         self.is_serving = False
         self.accepts_loss = False
+        self.is_confirming = False
+        self.holder = 0
+        """Incarnation of the target that may hold unflushed writes of this gateway; 0: none."""
+        self.confirmed = 0
+        """Incarnation of the target in which this gateway last began or confirmed its term."""
         self.look: Callable[[], Awaitable[None]] | None = None
         """Observes the group at the target now."""
         self._is_vacant = False
@@ -51,15 +56,17 @@ class GroupMember:
         return GroupClaim(
             group=self.group,
             term=self._term,
-            is_take_over=not self.is_serving,
+            is_take_over=not self.is_serving or self.is_confirming,
             accepts_loss=self.accepts_loss and not self.is_serving,
+            incarnation=0 if self.follows_another and not self.is_serving else self.holder,
         )
 
-    def serve(self, claim: GroupClaim) -> None:
+    def serve(self, claim: GroupClaim, *, incarnation: int) -> None:
         """Note that the target has accepted this claim."""
         if claim.is_take_over:
             self._term = claim.term + 1
             self.is_serving = True
+            self.confirmed = incarnation
 
     def stand_by(self) -> None:
         """Note that another gateway has taken over."""

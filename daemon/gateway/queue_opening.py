@@ -117,4 +117,5 @@ def _claim_message(claim: GroupClaim) -> storage_pb2.GroupClaim:
         term=claim.term,
         take_over=claim.is_take_over,
         accept_loss=claim.accepts_loss,
+        incarnation=claim.incarnation,
     )

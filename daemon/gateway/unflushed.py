@@ -52,6 +52,8 @@ class Unflushed:
         VerificationError `volume.unflushed_lost` if the target process that may have held writes of
         this gateway's last process has ended.
         """
+        if self._member is not None and self._is_first:
+            self._member.holder = self._kept.target_incarnation
         grant = await self._open_queue(queue_id, association_epoch, milestone)
         known = self._kept.target_incarnation
         if self._is_first and self._member is not None and self._member.follows_another:

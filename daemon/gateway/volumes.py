@@ -713,6 +713,7 @@ class VolumeService:
         """Serve a volume on standby whose host sends commands here; put a fenced one on standby."""
         if attached.member is None or volume_id in self._changing:
             return
+        attached.port.back_end.confirm(attached.port.settled_incarnation())
         if attached.is_fenced:
             if self._tasks is not None:
                 self._tasks.create_task(self._stand_by(volume_id, attached), name="stand-by")

@@ -14,6 +14,7 @@ from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.fail_over import FailOver, Key
 from sealane.daemon.target.queue_exchange import exchange
+from sealane.daemon.volume.failures import UNFLUSHED_LOST
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import storage_pb2
@@ -81,6 +82,12 @@ class QueueAdmission:
             term = claim.term
             if claim.is_take_over:
                 await self._authorizations.require(gateway)
+                if claim.incarnation not in {0, incarnation} and not claim.accepts_loss:
+                    raise VerificationError(
+                        UNFLUSHED_LOST,
+                        "the target has restarted since the gateway acknowledged its last writes: "
+                        "some may be lost",
+                    )
                 term = await fail_over.take_over(key, host_nqn, claim)
             fail_over.require(key, host_nqn, term)
         milestone = self._target.milestone(volume_id)
@@ -176,4 +183,5 @@ def claim_of(message: storage_pb2.GroupClaim) -> GroupClaim:
         term=message.term,
         is_take_over=message.take_over,
         accepts_loss=message.accept_loss,
+        incarnation=message.incarnation,
     )

@@ -246,7 +246,7 @@ class OpenQueueRequest(message.Message):
 
 @typing.final
 class GroupClaim(message.Message):
-    """What a gateway says of its fail-over group (docs/formats/secure-queue.md §5)."""
+    """What a gateway says of its fail-over group (docs/formats/secure-queue.md §3)."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -254,6 +254,7 @@ class GroupClaim(message.Message):
     TERM_FIELD_NUMBER: builtins.int
     TAKE_OVER_FIELD_NUMBER: builtins.int
     ACCEPT_LOSS_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     group: builtins.bytes
     """32 bytes, the same at all gateways that serve one host"""
     term: builtins.int
@@ -264,6 +265,10 @@ class GroupClaim(message.Message):
     """Take over even if acknowledged writes that the last gateway kept for a restarted target may be
     lost.
     """
+    incarnation: builtins.int
+    """The incarnation of the target that has all that the caller has acknowledged; 0: it has
+    acknowledged nothing since another gateway served. Another one refuses a take-over.
+    """
     def __init__(
         self,
         *,
@@ -271,10 +276,11 @@ class GroupClaim(message.Message):
         term: builtins.int = ...,
         take_over: builtins.bool = ...,
         accept_loss: builtins.bool = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_loss", b"accept_loss", "group", b"group", "take_over", b"take_over", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_loss", b"accept_loss", "group", b"group", "incarnation", b"incarnation", "take_over", b"take_over", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
+from ports import addresses_of_our_own
 from sealane.client import Client, Volume, connect
 from sealane.daemon.target.fail_over import TAKE_OVER_SECONDS_MIN
 from sealane.errors import Error
@@ -39,6 +40,7 @@ class Cluster:
     target: Daemon
     first: Daemon
     second: Daemon
+    start_target: Callable[[], Daemon]
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +49,15 @@ def cluster() -> Iterator[Cluster]:
         site = Site(root)
         site.write_policy({"s": ["target"], "g": ["gateway"], "h": ["gateway"]})
         broker = stack.enter_context(daemon(site.broker_config()))
-        target = stack.enter_context(
-            daemon(
-                site.write_config(
-                    "s",
-                    site.enrolment("s", broker)
-                    + '[metrics]\nlisten = "127.0.0.1:0"\n'
-                    + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
-                    + 'store = "file"\n',
-                )
-            )
+        data, control = addresses_of_our_own(2)
+        config = site.write_config(
+            "s",
+            site.enrolment("s", broker)
+            + '[metrics]\nlisten = "127.0.0.1:0"\n'
+            + f'[target]\nlisten = "{data}"\ncontrol_listen = "{control}"\n'
+            + 'store = "file"\n',
         )
+        target = stack.enter_context(daemon(config))
         gateways = [
             stack.enter_context(
                 daemon(
@@ -71,7 +71,7 @@ def cluster() -> Iterator[Cluster]:
             )
             for name in ("g", "h")
         ]
-        yield Cluster(target, *gateways)
+        yield Cluster(target, *gateways, lambda: stack.enter_context(daemon(config)))
 
 
 def host_of(volume: Volume) -> HostController:
@@ -234,8 +234,46 @@ async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair
     assert figure(cluster.target, "sealane_target_volume_standby_refusals") >= 1
     for path in (first, second):
         await path.close()
-    fenced = [line for line in cluster.first.log_lines() if line.get("event") == "fenced"]
+    fenced = [
+        line
+        for line in cluster.first.log_lines()
+        if line.get("event") == "fenced"
+        and line["volume_id"] == pair.on_first.name.removeprefix("volumes/")
+    ]
     assert len(fenced) == 1
+
+
+async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
+    cluster: Cluster, pair: Pair
+) -> None:
+    versions = [secrets.token_bytes(16) for _ in range(3)]
+    first, second = Path(pair.on_first), Path(pair.on_second)
+    await first.write(versions[0])
+    with frozen(cluster.first.process.pid):
+        # Acknowledged, not flushed: only the frozen gateway's journal has it then.
+        await asyncio.to_thread(cluster.target.kill)
+        cluster.target = await asyncio.to_thread(cluster.start_target)
+        refused = await asyncio.to_thread(
+            sealanectl, "--socket", cluster.second.socket, "volume", "take-over", "--yes",
+            pair.on_first.name,
+        )  # fmt: skip
+        assert "queue.take_over.unflushed" in refused.stderr, refused.stderr
+    await first.write(versions[1])
+    await first.again(VolumeQueue.flush)
+    # It has sent its journal again and says so; from then on it may be taken over from.
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            taken = await asyncio.to_thread(
+                sealanectl, "--socket", cluster.second.socket, "volume", "take-over", "--yes",
+                pair.on_first.name,
+            )  # fmt: skip
+            if not taken.returncode:
+                break
+            await asyncio.sleep(0.2)
+    await second.check(versions[1])
+    await second.write(versions[2])
+    for path in (first, second):
+        await path.close()
 
 
 async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pair) -> None:

@@ -32,10 +32,17 @@ def ends(made: VolumeBackEnds, descriptor: broker_pb2.VolumeDescriptor) -> Any:
 def test_it_claims_the_next_term_and_then_its_own() -> None:
     made = member()
     assert (made.state, made.claim().is_take_over, made.claim().term) == ("standby", True, 3)
-    made.serve(made.claim())
+    made.serve(made.claim(), incarnation=7)
     assert (made.state, made.claim().is_take_over, made.claim().term) == ("active", False, 4)
     made.stand_by()
     assert made.state == "standby"
+
+
+def test_what_it_acknowledged_last_counts_unless_another_gateway_served_since() -> None:
+    own, other = member(serves=OWN), member(serves="nqn.h")
+    for each in (own, other):
+        each.holder = 9
+    assert (own.claim().incarnation, other.claim().incarnation) == (9, 0)
 
 
 async def test_a_third_party_has_no_fail_over() -> None:
@@ -115,7 +122,7 @@ async def no_queues() -> None:
 
 async def test_a_fenced_gateway_never_takes_over_with_what_it_holds() -> None:
     bench = Bench(member())
-    bench.made.serve(bench.made.claim())
+    bench.made.serve(bench.made.claim(), incarnation=7)
     bench.back_end.member = bench.made
     bench.back_end.lose("cut off")
     bench.back_end._is_alive.set()

@@ -6,7 +6,7 @@ import datetime as dt
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -455,6 +455,14 @@ async def test_a_take_over_while_a_queue_is_being_opened_leaves_no_ticket(
     monkeypatch.setattr(rack.target, "close_older_queues", overtaken)
     with pytest.raises(VerificationError, match=r"queue\.standby"):
         await rack.claim_queue("g3", 6, GroupClaim(group=GROUP, term=1))
+
+
+async def test_a_gateway_with_writes_of_another_target_process_begins_no_term(rack: Rack) -> None:
+    first = await rack.claim_queue("g3", 5, take_over_of(0))
+    held = replace(take_over_of(1), incarnation=first.target_incarnation ^ 1)
+    with pytest.raises(VerificationError, match=r"volume\.unflushed_lost"):
+        await rack.claim_queue("g3", 6, held)
+    await rack.claim_queue("g3", 6, replace(held, incarnation=first.target_incarnation))
 
 
 async def test_a_claim_that_was_changed_on_its_way_gives_no_secret(rack: Rack) -> None:
