@@ -81,13 +81,7 @@ class QueueAdmission:
             key: Key = (caller.tenant, claim.group)
             term = claim.term
             if claim.is_take_over:
-                await self._authorizations.require(gateway)
-                if claim.incarnation not in {0, incarnation} and not claim.accepts_loss:
-                    raise VerificationError(
-                        UNFLUSHED_LOST,
-                        "the target has restarted since the gateway acknowledged its last writes: "
-                        "some may be lost",
-                    )
+                await self._check_take_over(claim, gateway, incarnation)
                 term = await fail_over.take_over(key, host_nqn, claim)
             fail_over.require(key, host_nqn, term)
         milestone = self._target.milestone(volume_id)
@@ -152,6 +146,18 @@ class QueueAdmission:
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
             milestone=milestone,
         )
+
+    async def _check_take_over(
+        self, claim: GroupClaim, peer: PeerIncarnation, incarnation: int
+    ) -> None:
+        """Check that a gateway may fence another, and that nothing it acknowledged is lost."""
+        await self._authorizations.require(peer)
+        if claim.incarnation not in {0, incarnation} and not claim.accepts_loss:
+            raise VerificationError(
+                UNFLUSHED_LOST,
+                "the target has restarted since the gateway acknowledged its last writes: some may "
+                "be lost",
+            )
 
     def _check_known(self, volume_id: uuid.UUID, host_nqn: str) -> None:
         if self.known is not None and (volume_id, host_nqn) not in self.known:

@@ -465,6 +465,21 @@ async def test_a_gateway_with_writes_of_another_target_process_begins_no_term(ra
     await rack.claim_queue("g3", 6, replace(held, incarnation=first.target_incarnation))
 
 
+async def test_a_gateway_without_an_authorization_fences_nobody(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rack.claim_queue("g3", 5, take_over_of(0))
+
+    async def refuse(self: Authorizations, use: PeerIncarnation) -> None:
+        raise UnavailableError("authorization.lost", f"{self} doesn't know {use}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Authorizations, "require", refuse)
+        with pytest.raises(UnavailableError):
+            await rack.claim_queue("g4", 5, take_over_of(1))
+    assert (await rack.claim_queue("g3", 5, GroupClaim(group=GROUP, term=1))).ticket
+
+
 async def test_a_claim_that_was_changed_on_its_way_gives_no_secret(rack: Rack) -> None:
     opening = rack.opening("g3", 1, 5, claim=take_over_of(0))
     opening.request.claim.accept_loss = True
