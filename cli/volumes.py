@@ -79,7 +79,7 @@ def add_verbs(verbs: Any) -> None:
     )
     take_over = named(
         verbs,
-        "take-over",
+        "takeover",
         _volume_take_over,
         "serve a volume's host here, and fence the gateway that served it",
         find=find_volume,

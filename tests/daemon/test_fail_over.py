@@ -254,7 +254,7 @@ async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
         await asyncio.to_thread(cluster.target.kill)
         cluster.target = await asyncio.to_thread(cluster.start_target)
         refused = await asyncio.to_thread(
-            sealanectl, "--socket", cluster.second.socket, "volume", "take-over", "--yes",
+            sealanectl, "--socket", cluster.second.socket, "volume", "takeover", "--yes",
             pair.on_first.name,
         )  # fmt: skip
         assert "queue.take_over.unflushed" in refused.stderr, refused.stderr
@@ -264,7 +264,7 @@ async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             taken = await asyncio.to_thread(
-                sealanectl, "--socket", cluster.second.socket, "volume", "take-over", "--yes",
+                sealanectl, "--socket", cluster.second.socket, "volume", "takeover", "--yes",
                 pair.on_first.name,
             )  # fmt: skip
             if not taken.returncode:
@@ -279,13 +279,11 @@ async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
 async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pair) -> None:
     name = pair.on_first.name
     for at in (cluster.first, cluster.second):
-        taken = sealanectl(
-            "--socket", at.socket, "volume", "take-over", name, "--yes", "-o", "json"
-        )
+        taken = sealanectl("--socket", at.socket, "volume", "takeover", name, "--yes", "-o", "json")
         assert taken.returncode == 0 or "queue.take_over.early" in taken.stderr, taken.stderr
         if taken.returncode:
             await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
             taken = sealanectl(
-                "--socket", at.socket, "volume", "take-over", name, "--yes", "-o", "json"
+                "--socket", at.socket, "volume", "takeover", name, "--yes", "-o", "json"
             )
         assert json.loads(taken.stdout)["attachment"]["fail_over"] == "active"
