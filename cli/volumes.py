@@ -75,6 +75,24 @@ def add_verbs(verbs: Any) -> None:
         metavar="HOST:PORT",
         help="connect to the target through this address",
     )
+    attach.add_argument(
+        "--fail-over",
+        action="store_true",
+        help="as one of several gateways that serve the host, one at a time",
+    )
+    take_over = named(
+        verbs,
+        "takeover",
+        _volume_take_over,
+        "serve a volume's host here, and fence the gateway that served it",
+        find=find_volume,
+    )
+    destructive(take_over)
+    take_over.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="even if acknowledged writes may be lost that only the other gateway still has",
+    )
     named(verbs, "detach", _volume_detach, "stop exporting a volume", find=find_volume)
     share = named(
         verbs,
@@ -142,7 +160,8 @@ def _show_progress(volume: Volume) -> None:
 
 def _state(volume: Volume) -> str:
     if volume.state != "filling":
-        return volume.state
+        a = volume.attachment
+        return f"{volume.state}, {a.fail_over}" if a is not None and a.fail_over else volume.state
     return f"filling, {100 * volume.filled_bytes // volume.size_bytes} %"
 
 
@@ -229,6 +248,8 @@ def _full(volume: Volume) -> Mapping[str, Any]:
             "counters": f"{a.counters_used} used of {a.counters_leased} leased",
             "refusals": a.refusals,
         }
+        if a.fail_over:
+            rows["fail-over"] = a.fail_over
     return rows | store_rows(volume)
 
 
@@ -251,6 +272,18 @@ async def _volume_delete(client: Client, options: argparse.Namespace, output: Ou
     await client.volumes.delete(options.name)
 
 
+async def _volume_take_over(client: Client, options: argparse.Namespace, output: Output) -> None:
+    volume = await client.volumes.get(options.name)
+    loss = " Acknowledged writes may be lost." if options.accept_loss else ""
+    confirm(
+        options,
+        f"{volume.name}: the gateway that serves its host is fenced, and this one serves it.{loss}",
+    )
+    _show_volume(
+        await client.volumes.take_over(options.name, accept_loss=options.accept_loss), output
+    )
+
+
 async def _volume_attach(client: Client, options: argparse.Namespace, output: Output) -> None:
     traddr, trsvcid = options.via
     with contextlib.ExitStack() as on_error:
@@ -259,7 +292,11 @@ async def _volume_attach(client: Client, options: argparse.Namespace, output: Ou
             write_secret(options.secret_file, b"")
             on_error.callback(options.secret_file.unlink, missing_ok=True)
         volume = await client.volumes.attach(
-            options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=trsvcid
+            options.name,
+            host_nqn=options.host_nqn,
+            via_traddr=traddr,
+            via_trsvcid=trsvcid,
+            fail_over=options.fail_over,
         )
         a = volume.attachment
         if a is None:

@@ -84,14 +84,35 @@ class Volumes(Facade):
         self.loop.run(self.asynchronous.delete(name))
 
     def attach(
-        self, name: str, *, host_nqn: str, via_traddr: str = "", via_trsvcid: int = 0
+        self,
+        name: str,
+        *,
+        host_nqn: str,
+        via_traddr: str = "",
+        via_trsvcid: int = 0,
+        fail_over: bool = False,
     ) -> Volume:
-        """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address."""
+        """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address.
+
+        With `fail_over`, this gateway is one of several that serve the host, one at a time.
+        """
         return self.loop.run(
             self.asynchronous.attach(
-                name, host_nqn=host_nqn, via_traddr=via_traddr, via_trsvcid=via_trsvcid
+                name,
+                host_nqn=host_nqn,
+                via_traddr=via_traddr,
+                via_trsvcid=via_trsvcid,
+                fail_over=fail_over,
             )
         )
+
+    def take_over(self, name: str, *, accept_loss: bool = False) -> Volume:
+        """Serve the volume's host from this gateway of its fail-over group; fences the other one.
+
+        With `accept_loss`, also if acknowledged writes may be lost that the other gateway kept for
+        a target that has restarted.
+        """
+        return self.loop.run(self.asynchronous.take_over(name, accept_loss=accept_loss))
 
     def detach(self, name: str) -> Volume:
         """Stop the export."""

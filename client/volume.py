@@ -23,6 +23,8 @@ class Attachment:
     counters_used: int
     counters_leased: int
     refusals: int
+    fail_over: str = ""
+    """"active" or "standby" in a fail-over group; otherwise empty."""
     dhchap_secret: str = field(default="", repr=False)
     """The host's DH-HMAC-CHAP secret; set only in the result of `attach`."""
 
@@ -129,6 +131,7 @@ def volume_of(message: volumes_pb2.Volume) -> Volume:
             counters_used=a.counters_used,
             counters_leased=a.counters_leased,
             refusals=a.refusals,
+            fail_over=a.fail_over,
             dhchap_secret=a.dhchap_secret,
         )
     return Volume(

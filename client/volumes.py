@@ -100,15 +100,38 @@ class Volumes:
             await self._stub.DeleteVolume(request, timeout=CALL_SECONDS)
 
     async def attach(
-        self, name: str, *, host_nqn: str, via_traddr: str = "", via_trsvcid: int = 0
+        self,
+        name: str,
+        *,
+        host_nqn: str,
+        via_traddr: str = "",
+        via_trsvcid: int = 0,
+        fail_over: bool = False,
     ) -> Volume:
-        """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address."""
+        """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address.
+
+        With `fail_over`, this gateway is one of several that serve the host, one at a time.
+        """
         with sayable(_REQUEST_RANGE):
             request = volumes_pb2.AttachVolumeRequest(
-                name=name, host_nqn=host_nqn, via_traddr=via_traddr, via_trsvcid=via_trsvcid
+                name=name,
+                host_nqn=host_nqn,
+                via_traddr=via_traddr,
+                via_trsvcid=via_trsvcid,
+                fail_over=fail_over,
             )
         with translated():
             return volume_of(await self._stub.AttachVolume(request, timeout=CALL_SECONDS))
+
+    async def take_over(self, name: str, *, accept_loss: bool = False) -> Volume:
+        """Serve the volume's host from this gateway of its fail-over group; fences the other one.
+
+        With `accept_loss`, also if acknowledged writes may be lost that the other gateway kept for
+        a target that has restarted.
+        """
+        request = volumes_pb2.TakeOverVolumeRequest(name=name, accept_loss=accept_loss)
+        with translated():
+            return volume_of(await self._stub.TakeOverVolume(request, timeout=CALL_SECONDS))
 
     async def detach(self, name: str) -> Volume:
         """Stop the export."""

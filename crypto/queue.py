@@ -6,6 +6,7 @@ middle, derives a useless secret. Every value that both must agree on is in the 
 changed value gives keys that don't match.
 """
 
+import hashlib
 import uuid
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,49 @@ VERSION: Final = 3
 """Version of the key agreement. Both labels name it, so no peer can be made to use another one."""
 _LABEL: Final = f"sealane queue secret v{VERSION}"
 _OFFER: Final = f"sealane queue offer v{VERSION}"
+_CLAIMING_OFFER: Final = f"sealane claiming queue offer v{VERSION}"
+_CLAIM: Final = "sealane group claim v1"
+GROUP_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupClaim:
+    """What a gateway says of its fail-over group; `term` is the group's, as the gateway knows it.
+
+    With `is_take_over`, it ends that term and serves in the next one; otherwise it says that it
+    serves in that term.
+    """
+
+    group: bytes
+    term: int
+    is_take_over: bool = False
+    accepts_loss: bool = False
+    incarnation: int = 0
+    """Incarnation of the target that has all that the gateway has acknowledged; 0: nothing."""
+
+    def __post_init__(self) -> None:
+        if len(self.group) != GROUP_BYTES:
+            raise ProtocolError(
+                "queue.group.malformed",
+                f"a group's name of {len(self.group)} bytes; needed: {GROUP_BYTES}",
+            )
+
+    def encode(self) -> bytes:
+        """Return the bytes that an offer binds."""
+        return fields(
+            _CLAIM,
+            self.group,
+            self.term.to_bytes(8, "big"),
+            self.is_take_over.to_bytes(1, "big"),
+            self.accepts_loss.to_bytes(1, "big"),
+            self.incarnation.to_bytes(8, "big"),
+        )
+
+
+def group_name(volume_id: uuid.UUID, host_nqn: str) -> bytes:
+    """Return the name of the gateways that serve a volume to one host."""
+    named = fields("sealane fail-over group v1", volume_id.bytes, host_nqn.encode())
+    return hashlib.sha256(named).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +83,17 @@ class QueueOffer:
     public_key: bytes
     milestone: bytes = b""
     """What the target's store must contain; empty: no requirement."""
+    claim: GroupClaim | None = None
 
     def __post_init__(self) -> None:
         _check_sizes(self.nonce, self.public_key, self.milestone)
 
     def encode(self) -> bytes:
         """Return the bytes that the sealed share and the transcript bind."""
+        # An offer without a claim is the same as that of versions that know no claims.
+        claims = () if self.claim is None else (self.claim.encode(),)
         return fields(
-            _OFFER,
+            _CLAIMING_OFFER if claims else _OFFER,
             self.volume_id.bytes,
             self.host_nqn.encode(),
             self.target_node.encode(),
@@ -57,6 +104,7 @@ class QueueOffer:
             self.nonce,
             self.public_key,
             self.milestone,
+            *claims,
         )
 
 

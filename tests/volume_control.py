@@ -28,6 +28,7 @@ from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.device.third_party import OpenDevice
 from sealane.daemon.gateway.attachments import AttachmentFiles
 from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import Export, OpenQueue, QueueGrant, VolumeFailure, VolumeKey
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations
@@ -356,7 +357,9 @@ class RecordingGateway:
         secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
+        member: GroupMember | None = None,
     ) -> RecordedAttachment:
+        assert member is None, "fail-over needs a real gateway"
         if self.failure is not None:
             raise self.failure
         made = RecordedAttachment(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.gateway.back_ends import VolumeBackEnd
 from sealane.daemon.gateway.data_path import AttachedVolume
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import Export
 from sealane.daemon.gateway.unflushed import Unflushed
 from sealane.protocol.v1 import broker_pb2
@@ -21,10 +22,17 @@ class Attached:
     host_nqn: str
     back_end: VolumeBackEnd
     unflushed: Unflushed
+    member: GroupMember | None = None
+    """Its place in a fail-over group, if it was attached with fail-over."""
     is_read_only: bool = False
     is_withdrawn: bool = False
     following: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the newest descriptor is applied: each key epoch is entered once."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another gateway took over from this one; see `BackEnd.is_fenced`."""
+        return self.member is not None and self.port.back_end.is_fenced
 
     @property
     def export(self) -> Export:

@@ -57,6 +57,7 @@ class Attachment:
     is_read_only: bool = False
     via_traddr: str = ""
     via_trsvcid: int = 0
+    fail_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class _Content(BaseModel):
     is_read_only: bool
     via_traddr: Annotated[str, Field(max_length=64)]
     via_trsvcid: Annotated[int, Field(ge=0, le=65535)]
+    fail_over: bool = False
 
 
 class _File(BaseModel):
@@ -111,12 +113,13 @@ def seal_attachment(
         is_read_only=attachment.is_read_only,
         via_traddr=attachment.via_traddr,
         via_trsvcid=attachment.via_trsvcid,
+        fail_over=attachment.fail_over,
     )
     nonce = secrets.token_bytes(_NONCE_BYTES)
     context = _context(attachment.volume_id, key_epoch, node)
     sealing_key = derive_attachment_key(key, volume_id=uuid.UUID(attachment.volume_id))
     try:
-        text = content.model_dump_json().encode()
+        text = content.model_dump_json(exclude_defaults=True).encode()
         sealed = nonce + AESGCM(bytes(sealing_key)).encrypt(nonce, text, context)
     finally:
         wipe(sealing_key)
@@ -153,6 +156,7 @@ def open_attachment(kept: SealedAttachment, *, key: bytes | bytearray, node: str
         is_read_only=content.is_read_only,
         via_traddr=content.via_traddr,
         via_trsvcid=content.via_trsvcid,
+        fail_over=content.fail_over,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealane import _native
+from sealane.daemon.gateway.fail_over import STANDBY, GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.failures import ROLLED_BACK, UNFLUSHED_LOST
@@ -39,6 +40,13 @@ _VERIFICATION_REASONS: Final = {"completion.mac", "sector.mac", "pdu.malformed"}
 FATAL: Final = {ROLLED_BACK, UNFLUSHED_LOST}
 """Reasons that no further attempt changes: data is lost."""
 _INTERNAL_KINDS: Final = {"rekey_due"}
+_TAKE_OVER_RETRY_SECONDS: Final = 0.2
+_TAKE_OVER_SECONDS: Final = 10.0
+"""How long a take-over is tried that a host's commands began; more commands begin another."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class AssociationEpochs:
@@ -126,6 +134,10 @@ class QueueName:
     queue_id: int
 
 
+_OWN: Final = QueueName(association_id=0, queue_id=1)
+"""A queue that only takes over, without a host."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PreparedQueue:
     """A connected back-end queue that is not in use yet."""
@@ -147,6 +159,7 @@ class BackEnd:
         open_queue: OpenQueue,
         epochs: AssociationEpochs,
         report: Callable[[StorageEvent], None],
+        member: GroupMember | None = None,
         delays: RetryDelays | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -156,6 +169,9 @@ class BackEnd:
         self._epochs = epochs
         self._epoch = epochs.next()
         self._report = report
+        self.member = member
+        self.on_serving: Callable[[], None] = _nothing
+        """Called when a member of a fail-over group begins to serve, or is fenced."""
         self._delays = delays or RetryDelays()
         self._sleep = sleep
         self._forgeries = LossLimit(VERIFICATION_LOSSES_MAX)
@@ -164,7 +180,15 @@ class BackEnd:
         self._leaving: set[HostController] = set()
         self._turn = asyncio.Lock()
         self._is_alive = asyncio.Event()
-        self._is_alive.set()
+        if member is None:
+            self._is_alive.set()
+        self._incarnation = 0
+        self._is_confirming = False
+        self._settled = asyncio.Event()
+        """Clear during a take-over that a host's commands began."""
+        self._settled.set()
+        self.is_fenced = False
+        """Whether another gateway took over from this one; the volume must be opened again."""
         self._tasks = TaskOwner()
 
     async def prepare(self, name: QueueName) -> PreparedQueue:
@@ -188,6 +212,70 @@ class BackEnd:
                 self.lose("the association ended while a queue was being opened")
             elif self._is_alive.is_set():
                 self._tasks.start(self._supply(name), name="back-end-supply")
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether another gateway of the group serves: queues start without a back end."""
+        return self.member is not None and not self.member.is_serving
+
+    def join(self, name: QueueName) -> None:
+        """Record a running front-end queue whose commands are held until there is a take-over."""
+        self._queues[name] = None
+        if self._is_alive.is_set():
+            self._tasks.start(self._supply(name), name="back-end-supply")
+
+    async def stand_ready(self) -> None:
+        """Prepare for a connecting host: serve it if no other gateway does.
+
+        Waits for a take-over in progress, so that the host's queue belongs to one term.
+        """
+        if self.member is None or self.member.is_serving:
+            return
+        await self._settled.wait()
+        # Queues that have started hold commands of an earlier term.
+        if self.is_standby and not self._queues and await self.member.is_vacant():
+            await self._serve_next(accepts_loss=False)
+
+    def begin_take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
+        """Take over from the serving gateway of the group, unless that is in progress.
+
+        `end_queues` ends the host's queues first. Their commands came before this gateway served:
+        the host may have repeated them on another path already, and must send them again.
+        """
+        if self.is_standby and self._settled.is_set() and not self.is_fenced:
+            self._settled.clear()
+            self._tasks.start(self._take_over(end_queues), name="back-end-take-over")
+
+    async def take_over(
+        self, end_queues: Callable[[], Awaitable[None]], *, accepts_loss: bool
+    ) -> None:
+        """Take over from the serving gateway of the group, or raise what the target answered.
+
+        `end_queues` as for `begin_take_over`.
+        """
+        await self._settled.wait()
+        self._settled.clear()
+        try:
+            await end_queues()
+            await self._serve_next(accepts_loss=accepts_loss)
+        finally:
+            self._settled.set()
+
+    async def _serve_next(self, *, accepts_loss: bool) -> None:
+        async with self._turn:
+            if not self.is_standby or self.member is None:
+                return
+            if self.is_fenced:
+                # What its queues hold is older than the other gateway's writes.
+                raise UnavailableError(STANDBY, "another gateway has just taken over")
+            if self._queues:
+                raise UnavailableError(STANDBY, "the host's queues are of an earlier term")
+            self.member.accepts_loss = accepts_loss
+            try:
+                await self._reconnect(at_least=_OWN)
+            finally:
+                self.member.accepts_loss = False
+                self._begin_to_serve()
 
     def discard(self, prepared: PreparedQueue) -> None:
         """Close a prepared queue that was not started."""
@@ -270,6 +358,8 @@ class BackEnd:
                     await self._reconnect()
             except (Error, TimeoutError, OSError) as error:
                 reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                if reason == STANDBY:
+                    return
                 if reason in FATAL:
                     # The volume has failed: hosts that connect from now on get the same error.
                     self._is_alive.set()
@@ -287,13 +377,85 @@ class BackEnd:
                 )
                 return
 
-    async def _reconnect(self) -> None:
-        """Open every queue in a new association epoch; all of them or an error."""
+    def confirm(self, settled_incarnation: int | None) -> None:
+        """After a restart of the target, begin a new term once it has everything acknowledged.
+
+        Until then the target lets no standby take over.
+        """
+        member = self.member
+        if member is None or not member.is_serving or self._is_confirming:
+            return
+        if settled_incarnation == self._incarnation != member.confirmed:
+            self._is_confirming = True
+            self._tasks.start(self._confirm(member, self._incarnation), name="back-end-confirm")
+
+    async def _confirm(self, member: GroupMember, incarnation: int) -> None:
+        try:
+            async with self._turn:
+                if not member.is_serving or not self._is_alive.is_set():
+                    return
+                member.is_confirming, member.holder = True, incarnation
+                try:
+                    self.discard(await self._connect(_OWN))
+                finally:
+                    member.is_confirming = False
+        except (Error, TimeoutError, OSError) as error:
+            reason = error.reason if isinstance(error, Error) else "connection.timeout"
+            self._report(StorageEvent(kind="take_over_delayed", reason=reason, detail=str(error)))
+            await self._sleep(RETRY_SECONDS_MAX)
+        finally:
+            self._is_confirming = False
+
+    async def _take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
+        reported = ""
+        give_up = time.monotonic() + _TAKE_OVER_SECONDS
+        try:
+            await end_queues()
+            while self.is_standby and time.monotonic() < give_up:
+                try:
+                    await self._serve_next(accepts_loss=False)
+                except (Error, TimeoutError, OSError) as error:
+                    reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                    if reason != reported:
+                        reported = reason
+                        self._report(
+                            StorageEvent(kind="take_over_delayed", reason=reason, detail=str(error))
+                        )
+                    await self._sleep(_TAKE_OVER_RETRY_SECONDS)
+        finally:
+            self._settled.set()
+
+    def _begin_to_serve(self) -> None:
+        """After an attempt to take over: if the target let this gateway serve, it does."""
+        if self.is_standby:
+            return
+        self._report(StorageEvent(kind="took_over", reason="", detail=f"epoch {self._epoch}"))
+        self.on_serving()
+        if not self._is_alive.is_set():
+            # It serves, but a queue couldn't be connected.
+            self._tasks.start(self._recover(), name="back-end-recover")
+
+    def _fenced(self) -> None:
+        """Stop for good: another gateway serves the group, and may have changed any sector."""
+        if self.member is not None and self.member.is_serving:
+            self.is_fenced = True
+            self.member.stand_by()
+            self._is_alive.clear()
+            self._native.lose_association("another gateway has taken over")
+            self.on_serving()
+
+    async def _reconnect(self, *, at_least: QueueName | None = None) -> None:
+        """Open every queue in a new association epoch; all of them or an error.
+
+        If there are none, open `at_least` and close it again.
+        """
         hosts = [*self._queues.values(), *self._replaced.values()]
         self._replaced.clear()
         self._queues = dict.fromkeys(self._queues)
         await self._leave_all(hosts)
         self._epoch = self._epochs.next()
+        if at_least is not None and not self._queues:
+            self.discard(await self._connect(at_least))
         # Queues may be added or removed in the meantime.
         while missing := [name for name, host in self._queues.items() if host is None]:
             prepared = await self._connect(missing[0])
@@ -344,12 +506,15 @@ class BackEnd:
         except VerificationError as error:
             if error.reason == ROLLED_BACK:
                 self._native.fail(ROLLED_BACK, str(error))
-            elif error.reason == UNFLUSHED_LOST:
+            elif error.reason == UNFLUSHED_LOST and not self._is_confirming:
                 self._native.fail(UNFLUSHED_LOST, str(error))
+            elif error.reason == STANDBY:
+                self._fenced()
             raise
 
     async def _connect(self, name: QueueName) -> PreparedQueue:
         grant = await self._open(name.queue_id)
+        self._incarnation = grant.target_incarnation
         try:
             secure = _native.SecureQueueParameters(
                 secret=grant.secret,

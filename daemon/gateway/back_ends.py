@@ -22,6 +22,7 @@ from sealane.daemon.device.anchors.broker import BrokerAnchor
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.device.third_party import OpenDevice, VolumeDevice
 from sealane.daemon.gateway.broker_client import BrokerClient
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.gateway.queue_opening import QueueOpening
 from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolume
@@ -29,6 +30,7 @@ from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.kinds import AnchorKind, StoreHealth, VolumeMode
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
@@ -151,9 +153,23 @@ class VolumeBackEnds:
                 raise
 
     async def open(
-        self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via, read_only: bool = False
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        *,
+        via: Via,
+        read_only: bool = False,
+        member: GroupMember | None = None,
     ) -> VolumeBackEnd:
-        """Open a volume's back end; the caller closes it."""
+        """Open a volume's back end; the caller closes it.
+
+        UsageError `volume.fail_over.place`, `volume.fail_over.target` if there can't be a `member`
+        of a fail-over group.
+        """
+        if member is not None and descriptor.third_party:
+            raise UsageError(
+                "volume.fail_over.place",
+                "a volume on a third party belongs to one gateway: it has no fail-over",
+            )
         if descriptor.third_party:
             return await self._open_third_party(descriptor, via=via)
         # A restarted target may have lost the volume: report that now, not at the first read.
@@ -166,9 +182,20 @@ class VolumeBackEnds:
             raise UnavailableError(
                 "namespace.opening", f"the target is still opening volume {descriptor.volume_id}"
             )
+        if member is not None and not namespace.fail_over:
+            raise UsageError(
+                "volume.fail_over.target",
+                f"target {self._config.target_node} can't fence gateways: update it first",
+            )
+        if member is not None:
+            member.look = partial(self._look, descriptor, member)
         return VolumeBackEnd(
             open_queue=partial(
-                self._open_queue, descriptor=descriptor, via=via, read_only=read_only
+                self._open_queue,
+                descriptor=descriptor,
+                via=via,
+                read_only=read_only,
+                member=member,
             ),
             epoch_floor=namespace.association_epoch,
         )
@@ -259,6 +286,27 @@ class VolumeBackEnds:
                 "other gateway can use it",
             )
 
+    async def _look(self, descriptor: broker_pb2.VolumeDescriptor, member: GroupMember) -> None:
+        async with self.target_channel() as channel:
+            await self._observe(storage_pb2_grpc.StorageStub(channel), descriptor, member)
+
+    async def _observe(
+        self,
+        target: "storage_pb2_grpc.StorageAsyncStub",
+        descriptor: broker_pb2.VolumeDescriptor,
+        member: GroupMember,
+    ) -> None:
+        """Have `member` know who serves its group, and in which term."""
+        request = storage_pb2.GetNamespaceRequest(
+            volume_id=descriptor.volume_id, fail_over_group=member.group
+        )
+        namespace = await target.GetNamespace(request, timeout=CALL_SECONDS)
+        member.observe(
+            term=namespace.fail_over_term,
+            serving_nqn=namespace.fail_over_host_nqn,
+            own_nqn=gateway_nqn(self._identity.node),
+        )
+
     async def _open_queue(
         self,
         queue_id: int,
@@ -268,12 +316,17 @@ class VolumeBackEnds:
         descriptor: broker_pb2.VolumeDescriptor,
         via: Via,
         read_only: bool,
+        member: GroupMember | None,
     ) -> QueueGrant:
-        """Exchange keys with the target for one secure queue."""
+        """Exchange keys with the target for one secure queue; `member` may take over by it."""
         config, identity = self._config, self._identity
         async with identity.connection(
             config.target_address, config.target_node, Role.TARGET
         ) as connection:
+            target = storage_pb2_grpc.StorageStub(connection.channel)
+            if member is not None and not member.is_serving:
+                await self._observe(target, descriptor, member)
+            claim = None if member is None else member.claim()
             opening = QueueOpening(
                 volume_id=uuid.UUID(descriptor.volume_id),
                 target=verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now()),
@@ -283,11 +336,12 @@ class VolumeBackEnds:
                 association_epoch=association_epoch,
                 read_only=read_only,
                 milestone=milestone,
+                claim=claim,
             )
-            answer = await storage_pb2_grpc.StorageStub(connection.channel).OpenQueue(
-                opening.request, timeout=CALL_SECONDS
-            )
+            answer = await target.OpenQueue(opening.request, timeout=CALL_SECONDS)
         grant = await asyncio.to_thread(opening.grant, answer)
+        if member is not None and claim is not None:
+            member.serve(claim, incarnation=grant.target_incarnation)
         return replace(
             grant, traddr=via.traddr or grant.traddr, trsvcid=via.trsvcid or grant.trsvcid
         )

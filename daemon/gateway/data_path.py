@@ -23,6 +23,7 @@ from sealane.daemon.gateway.back_end import (
     QueueName,
 )
 from sealane.daemon.gateway.counters import add_counters, replace_counters
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.filling_volume import FillingVolume
 from sealane.daemon.gateway.grants import Export, OpenQueue, VolumeFailure, VolumeKey
 from sealane.daemon.gateway.last_flush import flush_journal
@@ -90,7 +91,8 @@ class _Joined:
     volume: "AttachedVolume"
     name: QueueName
     connect: Connect
-    prepared: PreparedQueue
+    prepared: PreparedQueue | None
+    """None at a standby of a fail-over group."""
 
     def start(self, descriptor: int) -> None:
         self.volume.native.start_queue(
@@ -105,10 +107,14 @@ class _Joined:
             header_digest=self.connect.header_digest,
             data_digest=self.connect.data_digest,
         )
-        self.volume.back_end.start(self.name, self.prepared)
+        if self.prepared is None:
+            self.volume.back_end.join(self.name)
+        else:
+            self.volume.back_end.start(self.name, self.prepared)
 
     def close(self) -> None:
-        self.volume.back_end.discard(self.prepared)
+        if self.prepared is not None:
+            self.volume.back_end.discard(self.prepared)
 
 
 class AttachedVolume(Exported):
@@ -148,7 +154,12 @@ class AttachedVolume(Exported):
         return self._subsystem
 
     def set_access(self, ana_state: AnaState) -> None:
-        """Show this ANA state; the engine still carries out every command that arrives."""
+        """Show this ANA state; the engine still carries out every command that arrives.
+
+        A standby of a fail-over group is at best non-optimized.
+        """
+        if self.back_end.is_standby and ana_state == AnaState.OPTIMIZED:
+            ana_state = AnaState.NON_OPTIMIZED
         self._subsystem = self._subsystem.with_access(ana_state)
 
     @property
@@ -198,6 +209,13 @@ class AttachedVolume(Exported):
     def settled_incarnation(self) -> int | None:
         """Return the incarnation that alone could lose what is acknowledged from now on."""
         return self.native.settled_incarnation
+
+    async def leave(self) -> None:
+        """Stop the export and its queues without a flush: another gateway serves the host."""
+        await self._gateway.detach(self)
+        await asyncio.to_thread(self.native.close_queues)
+        await self.back_end.close()
+        self._feed.close()
 
     async def detach(self, *, patience_seconds: float = 0) -> bool:
         """Stop the export and its queues, and flush; return whether all acknowledged data is safe.
@@ -250,7 +268,8 @@ class AttachedVolume(Exported):
     async def admit(self, association: Association, connect: Connect) -> Admission:
         """Open the back-end queue for a front-end queue."""
         name = QueueName(association_id=association.association_id, queue_id=connect.queue_id)
-        prepared = await self.back_end.prepare(name)
+        await self.back_end.stand_ready()
+        prepared = None if self.back_end.is_standby else await self.back_end.prepare(name)
         return _Joined(volume=self, name=name, connect=connect, prepared=prepared)
 
     async def association_closed(self, association_id: int) -> None:
@@ -405,17 +424,19 @@ class Gateway(Provider):
         secret: HostSecret,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
+        member: GroupMember | None = None,
     ) -> AttachedVolume:
         """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is already attached.
 
         The host must prove on each queue that it knows `secret`. `epoch_floor` is the newest
-        association epoch of the volume that the target knows.
+        association epoch of the volume that the target knows. A `member` of a fail-over group is on
+        standby until it takes over.
         """
         nqn = export_nqn(volume.volume_id)
         if nqn in self._attached:
             raise UsageError("volume.attached", f"volume {volume.volume_id} is already attached")
         check_nqn(host_nqn)
-        native, back_end, feed = self._open(volume, open_queue, epoch_floor)
+        native, back_end, feed = self._open(volume, open_queue, epoch_floor, member)
         attached = AttachedVolume(
             native=native,
             subsystem=volume_subsystem(
@@ -463,7 +484,7 @@ class Gateway(Provider):
         epoch_floor: int = 0,
     ) -> FillingVolume:
         """Open a volume for filling, without exporting it; wipes the keys. The caller closes it."""
-        native, back_end, feed = self._open(volume, open_queue, epoch_floor)
+        native, back_end, feed = self._open(volume, open_queue, epoch_floor, None)
         filling = FillingVolume(
             native=native, back_end=back_end, feed=feed, sectors=volume.sector_count
         )
@@ -471,7 +492,11 @@ class Gateway(Provider):
         return filling
 
     def _open(
-        self, volume: VolumeKey, open_queue: OpenQueue, epoch_floor: int
+        self,
+        volume: VolumeKey,
+        open_queue: OpenQueue,
+        epoch_floor: int,
+        member: GroupMember | None,
     ) -> tuple[_native.GatewayVolume, BackEnd, EventFeed]:
         newest = max(volume.keys)
         ledgers = self._settings.nonce_ledgers
@@ -500,6 +525,7 @@ class Gateway(Provider):
             open_queue=open_queue,
             epochs=AssociationEpochs(floor=epoch_floor),
             report=feed.publish,
+            member=member,
         )
         return native, back_end, feed
 
@@ -510,6 +536,11 @@ class Gateway(Provider):
             self._answer_waiting()
         for attached in self._attached.values():
             attached.set_access(ana_state)
+        self._listener.changed()
+
+    def show_access(self, attached: AttachedVolume) -> None:
+        """Tell a volume's host its ANA state again, which depends on who serves it."""
+        attached.set_access(self._access)
         self._listener.changed()
 
     def idle_seconds(self, attached: AttachedVolume) -> float | None:
@@ -529,6 +560,10 @@ class Gateway(Provider):
             for association in self._listener.associations
             if association.exported is attached
         )
+
+    async def end_queues(self, attached: AttachedVolume) -> None:
+        """End the associations of a volume's host, which may connect again; wait until drained."""
+        await self._listener.end_export(attached)
 
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed."""

@@ -10,6 +10,7 @@ from sealane.crypto.queue import (
     NONCE_BYTES,
     TICKET_BYTES,
     VERSION,
+    GroupClaim,
     QueueOffer,
     QueueTranscript,
     derive_queue_secret,
@@ -38,6 +39,7 @@ class QueueOpening:
         association_epoch: int,
         read_only: bool = False,
         milestone: bytes = b"",
+        claim: GroupClaim | None = None,
     ) -> None:
         self._own = Exchange()
         self._kem = kem
@@ -53,6 +55,7 @@ class QueueOpening:
             nonce=secrets.token_bytes(NONCE_BYTES),
             public_key=self._own.public_key,
             milestone=milestone,
+            claim=claim,
         )
         self.request = storage_pb2.OpenQueueRequest(
             volume_id=str(volume_id),
@@ -70,6 +73,7 @@ class QueueOpening:
                 kem_algorithm=target.kem_algorithm,
                 public_key=target.kem_public_key,
             ),
+            claim=None if claim is None else _claim_message(claim),
         )
 
     def grant(self, answer: storage_pb2.OpenQueueResponse) -> QueueGrant:
@@ -107,3 +111,13 @@ class QueueOpening:
             confirmed=self._offer.milestone,
             milestone=answer.milestone,
         )
+
+
+def _claim_message(claim: GroupClaim) -> storage_pb2.GroupClaim:
+    return storage_pb2.GroupClaim(
+        group=claim.group,
+        term=claim.term,
+        take_over=claim.is_take_over,
+        accept_loss=claim.accepts_loss,
+        incarnation=claim.incarnation,
+    )

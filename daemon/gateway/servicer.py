@@ -102,6 +102,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             volume_id_of(request.name),
             host_nqn=request.host_nqn,
             via=Via(traddr=request.via_traddr, trsvcid=request.via_trsvcid),
+            fail_over=request.fail_over,
         )
         volume = self._volume(descriptor)
         attached = self._service.attached(descriptor.volume_id)
@@ -110,6 +111,15 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             # host.
             volume.attachment.dhchap_secret = str(attached.port.secret)
         return volume
+
+    async def TakeOverVolume(
+        self, request: volumes_pb2.TakeOverVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Serve a volume's host from this gateway of its fail-over group."""
+        descriptor = await self._service.take_over(
+            volume_id_of(request.name), accepts_loss=request.accept_loss
+        )
+        return self._volume(descriptor)
 
     async def DetachVolume(
         self, request: volumes_pb2.DetachVolumeRequest, context: Context
@@ -255,4 +265,5 @@ def _attachment(attached: Attached) -> volumes_pb2.Attachment:
         counters_used=statistics.get("counters_used", 0),
         counters_leased=attached.leases.leased,
         refusals=statistics.get("refusals", 0),
+        fail_over="" if attached.member is None else attached.member.state,
     )

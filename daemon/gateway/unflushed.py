@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 
 from sealane.daemon.gateway.attachments import AttachmentFiles, SealedAttachment
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.volume.failures import UNFLUSHED_LOST
 from sealane.errors import UnavailableError, VerificationError
@@ -19,9 +20,18 @@ class Unflushed:
     """Opens the queues of one attached volume and keeps its file up to date; an `OpenQueue`."""
 
     def __init__(
-        self, open_queue: OpenQueue, *, files: AttachmentFiles, kept: SealedAttachment
+        self,
+        open_queue: OpenQueue,
+        *,
+        files: AttachmentFiles,
+        kept: SealedAttachment,
+        member: GroupMember | None = None,
     ) -> None:
-        """Start with `kept`: what the file says, or will say before the first queue is opened."""
+        """Start with `kept`: what the file says, or will say before the first queue is opened.
+
+        A take-over by another `member` of a fail-over group has flushed this gateway's writes.
+        """
+        self._member = member
         self._open_queue = open_queue
         self._files = files
         self._kept = kept
@@ -42,8 +52,12 @@ class Unflushed:
         VerificationError `volume.unflushed_lost` if the target process that may have held writes of
         this gateway's last process has ended.
         """
+        if self._member is not None and self._is_first:
+            self._member.holder = self._kept.target_incarnation
         grant = await self._open_queue(queue_id, association_epoch, milestone)
         known = self._kept.target_incarnation
+        if self._is_first and self._member is not None and self._member.follows_another:
+            known = 0
         if self._is_first and known not in {0, grant.target_incarnation}:
             raise VerificationError(
                 UNFLUSHED_LOST,
@@ -66,6 +80,11 @@ class Unflushed:
         # Without a queue, nothing of an earlier process has become durable.
         if not self._is_first:
             await self._keep(0)
+
+    async def fence(self) -> SealedAttachment:
+        """Record that another gateway has taken over; return the content of the file."""
+        await self._keep(0)
+        return self._kept
 
     async def forget(self) -> None:
         """Remove the file permanently: a queue that is being opened doesn't write it again."""

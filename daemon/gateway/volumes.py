@@ -11,6 +11,7 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from sealane.crypto.exchange import wipe
@@ -31,6 +32,7 @@ from sealane.daemon.gateway.back_ends import (
 )
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import Gateway
+from sealane.daemon.gateway.fail_over import STANDBY, GroupMember
 from sealane.daemon.gateway.filling import Fillings, volume_key
 from sealane.daemon.gateway.last_flush import LEAVE_SECONDS
 from sealane.daemon.gateway.leases import LeaseCache, Taken
@@ -358,14 +360,20 @@ class VolumeService:
         """Return the engine's statistics by attached volume and mode, for the metrics."""
         # Called from the metrics' thread, hence the copy: the event loop changes the original.
         return {
-            (v, a.descriptor.mode or VolumeMode.REMOTE): dict(a.port.statistics())
+            (v, a.descriptor.mode or VolumeMode.REMOTE): {
+                **a.port.statistics(),
+                **({} if a.member is None else {"is_standby": int(not a.member.is_serving)}),
+            }
             for v, a in self._attached.copy().items()
         }
 
     async def attach(
-        self, volume_id: str, *, host_nqn: str, via: Via
+        self, volume_id: str, *, host_nqn: str, via: Via, fail_over: bool = False
     ) -> broker_pb2.VolumeDescriptor:
-        """Fetch key and lease, and export the volume to `host_nqn`."""
+        """Fetch key and lease, and export the volume to `host_nqn`.
+
+        With `fail_over`, this gateway begins on standby, as one of several that serve the host.
+        """
         if not host_nqn.startswith("nqn.") or len(host_nqn.encode()) > NQN_BYTES_MAX:
             raise UsageError(
                 "volume.host_nqn",
@@ -402,6 +410,7 @@ class VolumeService:
                 is_read_only=self.is_read_only(descriptor),
                 via_traddr=via.traddr,
                 via_trsvcid=via.trsvcid,
+                fail_over=fail_over,
             )
             await self._export(descriptor, attachment)
             self.events.report(volume_id, "attached", detail=host_nqn)
@@ -477,7 +486,14 @@ class VolumeService:
         """Open the back end, fetch lease and keys, export the volume, seal a new attachment."""
         read_only = self.is_read_only(descriptor)
         via = Via(traddr=attachment.via_traddr, trsvcid=attachment.via_trsvcid)
-        back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
+        member = (
+            GroupMember(volume_id=uuid.UUID(descriptor.volume_id), host_nqn=attachment.host_nqn)
+            if attachment.fail_over
+            else None
+        )
+        back_end = await self._back_ends.open(
+            descriptor, via=via, read_only=read_only, member=member
+        )
         try:
             async with (
                 self._counters(descriptor, read_only=read_only) as (leases, counters),
@@ -489,7 +505,9 @@ class VolumeService:
                     key_epoch=descriptor.key_epoch,
                     node=self._identity.node,
                 )
-                unflushed = Unflushed(back_end.open_queue, files=self._files, kept=kept)
+                unflushed = Unflushed(
+                    back_end.open_queue, files=self._files, kept=kept, member=member
+                )
                 # A returning host must find the size that it knows, even if the volume has grown
                 # since.
                 volume = volume_key(descriptor, keys, read_only=read_only)
@@ -501,19 +519,70 @@ class VolumeService:
                     # A reader has no acknowledged writes.
                     open_queue=back_end.open_queue if read_only else unflushed,
                     epoch_floor=back_end.epoch_floor,
+                    member=member,
                 )
         except BaseException:
             await back_end.close()
             raise
-        return Attached(
+        attached = Attached(
             descriptor=descriptor,
             port=port,
             leases=leases,
             host_nqn=attachment.host_nqn,
             back_end=back_end,
             unflushed=unflushed,
+            member=member,
             is_read_only=read_only,
         )
+        if member is not None:
+            port.back_end.on_serving = partial(self._serving_changed, attached)
+        return attached
+
+    async def take_over(self, volume_id: str, *, accepts_loss: bool) -> broker_pb2.VolumeDescriptor:
+        """Serve a volume's host here, and fence the gateway of the group that served it so far.
+
+        UsageError `volume.detached.state`, `volume.fail_over.state`; UnavailableError
+        `queue.take_over.…`.
+        """
+        if not self.serving.is_set():
+            raise refuse_new("take-overs")
+        with self._change(volume_id):
+            attached = self._attached.get(volume_id)
+            if attached is None:
+                raise UsageError(
+                    "volume.detached.state", f"volume {volume_id} is not attached here"
+                )
+            if attached.member is None:
+                raise UsageError(
+                    "volume.fail_over.state",
+                    f"volume {volume_id} is attached without fail-over: attach it with it",
+                )
+            await attached.port.back_end.take_over(
+                partial(self._gateway.end_queues, attached.port), accepts_loss=accepts_loss
+            )
+        return attached.descriptor
+
+    def _serving_changed(self, attached: Attached) -> None:
+        """Show who serves, after a take-over by this gateway or another."""
+        self._gateway.show_access(attached.port)
+        if attached.port.back_end.is_fenced:
+            volume_id = attached.descriptor.volume_id
+            get_logger().warning("fenced", volume_id=volume_id, host_nqn=attached.host_nqn)
+            self.events.report(volume_id, "fenced", reason=STANDBY)
+
+    async def _stand_by(self, volume_id: str, attached: Attached) -> None:
+        """Drop all of a fenced volume, and export it again as a standby.
+
+        The take-over has flushed what was acknowledged; the host repeats the rest on its other
+        path.
+        """
+        with self._change(volume_id):
+            self._gateway.expect(volume_id)
+            del self._attached[volume_id]
+            try:
+                await self._end_export(volume_id, attached)
+            finally:
+                self._returning.start([await attached.unflushed.fence()])
 
     def _counters(
         self, descriptor: broker_pb2.VolumeDescriptor, *, read_only: bool
@@ -551,16 +620,26 @@ class VolumeService:
         return attached.descriptor
 
     async def _end_export(
-        self, volume_id: str, attached: Attached, *, patience_seconds: float = 0
+        self,
+        volume_id: str,
+        attached: Attached,
+        *,
+        patience_seconds: float = 0,
     ) -> bool:
         """End an export; return whether all acknowledged data is durable.
+
+        After a fence it is, and the journal is dropped.
 
         On return, all keys and buffers of the volume are gone.
         """
         follower = self._followers.pop(volume_id, None)
         if follower is not None:
             follower.cancel()
-        is_durable = await attached.port.detach(patience_seconds=patience_seconds)
+        is_durable = True
+        if attached.is_fenced:
+            await attached.port.leave()
+        else:
+            is_durable = await attached.port.detach(patience_seconds=patience_seconds)
         if not attached.is_read_only:
             await self._leases.keep(
                 attached.descriptor, attached.leases, attached.port.replace_counters()
@@ -626,8 +705,27 @@ class VolumeService:
         while True:
             for volume_id, attached in [*self._attached.items()]:
                 self._drain_events(volume_id, attached)
+                self._drive_fail_over(volume_id, attached)
                 await self._settle(volume_id, attached)
             await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    def _drive_fail_over(self, volume_id: str, attached: Attached) -> None:
+        """Serve a volume on standby whose host sends commands here; put a fenced one on standby."""
+        if attached.member is None or volume_id in self._changing:
+            return
+        attached.port.back_end.confirm(attached.port.settled_incarnation())
+        if attached.is_fenced:
+            if self._tasks is not None:
+                self._tasks.create_task(self._stand_by(volume_id, attached), name="stand-by")
+        elif self._is_standby_used(attached, attached.member):
+            attached.port.back_end.begin_take_over(partial(self._gateway.end_queues, attached.port))
+
+    def _is_standby_used(self, attached: Attached, member: GroupMember) -> bool:
+        return (
+            self.serving.is_set()
+            and not member.is_serving
+            and self._gateway.unanswered(attached.port) > 0
+        )
 
     async def _settle(self, volume_id: str, attached: Attached) -> None:
         """Save which target process may hold unflushed writes."""

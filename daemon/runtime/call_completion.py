@@ -24,6 +24,7 @@ _METHODS: Final = {
         "DeleteVolume",
         "AttachVolume",
         "DetachVolume",
+        "TakeOverVolume",
         "ShareVolume",
         "UnshareVolume",
         "StartVolumeJob",

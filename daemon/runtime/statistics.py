@@ -89,6 +89,7 @@ _GATEWAY_VOLUME: Final = {
     "accelerator_refusals": _counter("Wrong results of an accelerator; none was used."),
     "accelerators_lost": _counter("Times that an accelerator was given up."),
     "queues_running": _always(_gauge("I/O queues of the host.")),
+    "is_standby": _gauge("1 while another gateway of its fail-over group serves its host."),
     "events_dropped": _counter("Events that the log had no room for."),
 }
 
@@ -123,6 +124,8 @@ _TARGET_VOLUME: Final = {
     "reservation_conflicts": _counter("Commands refused for another host's reservation."),
     "throttled": _counter("Commands delayed by a limit."),
     "contended": _counter("Commands that waited for another on the same sectors."),
+    "take_overs": _counter("Times that a gateway of a fail-over group took over."),
+    "standby_refusals": _counter("Queues refused to gateways that another one had fenced."),
     "superseded": _counter("Changes that came again and were already made."),
     "ordering_flushes": _counter("Flushes made to keep changes of several gateways in order."),
     "events_dropped": _counter("Events that the log had no room for."),

@@ -8,7 +8,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -24,6 +24,7 @@ from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.fail_over import FailOver, kept_with
 from sealane.daemon.target.queue_admission import QueueAdmission
 from sealane.daemon.target.unopened import Unopened
 from sealane.daemon.volume.descriptors import lasting, open_descriptor
@@ -78,6 +79,10 @@ class StorageService:
         self._store_anchor = store_anchor
         self._anchor = anchor
         self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
+        self._fail_over: dict[str, FailOver] = {}
+        self._kept_groups: dict[str, storage_pb2.FailOverGroups] = {}
+        """Fail-over groups found with volumes that aren't open yet."""
+        self._signed: dict[str, broker_pb2.SignedVolumeDescriptor] = {}
         self._opening: dict[str, broker_pb2.VolumeDescriptor] = {}
         """Volumes of an earlier process that aren't open yet."""
         self._is_restoring = catalogue is not None
@@ -97,7 +102,7 @@ class StorageService:
         descriptor = self._own_descriptor(signed, is_restored=False)
         if descriptor.tenant != caller.tenant:
             raise self._not_found(descriptor.volume_id)
-        await self._create(descriptor, signed.SerializeToString())
+        await self._create(descriptor, _bare(signed))
 
     def _own_descriptor(
         self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
@@ -139,7 +144,9 @@ class StorageService:
                 f"this is target {self._node!r}",
             )
 
-    async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
+    async def _create(
+        self, descriptor: broker_pb2.VolumeDescriptor, signed: broker_pb2.SignedVolumeDescriptor
+    ) -> None:
         async with self._changing:
             self._check_held()
             await self._settle()
@@ -152,8 +159,8 @@ class StorageService:
                         "namespace.limit",
                         f"target {self._node} has {NAMESPACES_MAX} volumes, the maximum",
                     )
-                await self._make(descriptor, signed)
-                self._descriptors[descriptor.volume_id] = descriptor
+                await self._make(descriptor, signed.SerializeToString())
+                self._serve(descriptor, signed)
                 self.events.report(descriptor.volume_id, "created")
             elif lasting(known) != lasting(descriptor):
                 raise UsageError(
@@ -169,10 +176,13 @@ class StorageService:
         """
         descriptor = self._own_descriptor(signed, is_restored=False)
         self._own(caller, descriptor.volume_id)
-        await self._resize(caller, descriptor, signed.SerializeToString())
+        await self._resize(caller, descriptor, _bare(signed))
 
     async def _resize(
-        self, caller: Subject, descriptor: broker_pb2.VolumeDescriptor, signed: bytes
+        self,
+        caller: Subject,
+        descriptor: broker_pb2.VolumeDescriptor,
+        signed: broker_pb2.SignedVolumeDescriptor,
     ) -> None:
         async with self._changing:
             known = self._own(caller, descriptor.volume_id)
@@ -194,9 +204,10 @@ class StorageService:
             await self._target.resize_volume(volume_id, sector_count=descriptor.sector_count)
             # Enlarge the store before the descriptor: a store larger than its descriptor offers
             # only the descriptor's size, but a smaller one would look rolled back.
-            if self._catalogue is not None:
-                await self._catalogue.replace(volume_id, signed)
+            groups = self._fail_over[descriptor.volume_id].kept()
+            await self._keep(volume_id, signed, groups)
             self._descriptors[descriptor.volume_id] = descriptor
+            self._signed[descriptor.volume_id] = signed
             self.events.report(
                 descriptor.volume_id,
                 "resized",
@@ -218,9 +229,11 @@ class StorageService:
                 await self._catalogue.begin_removal(uuid.UUID(volume_id))
             if is_unopened:
                 self.unopened.forget(volume_id)
+                self._signed.pop(volume_id, None)
+                self._kept_groups.pop(volume_id, None)
             else:
                 # Forget it first, so that event poller and metrics don't access it meanwhile.
-                del self._descriptors[volume_id]
+                self._forget(volume_id)
                 await self._target.close_volume(uuid.UUID(volume_id))
             await self._settle(uuid.UUID(volume_id))
             self.events.report(volume_id, "deleted")
@@ -230,7 +243,8 @@ class StorageService:
         self._loss = loss
         async with self._changing:
             abandoned = [*self._descriptors]
-            self._descriptors.clear()
+            for volume_id in abandoned:
+                self._forget(volume_id)
             self.unopened.clear()
             for volume_id in abandoned:
                 await self._target.close_volume(uuid.UUID(volume_id))
@@ -354,6 +368,7 @@ class StorageService:
         """Verify the descriptor of a volume of an earlier process."""
         try:
             signed = broker_pb2.SignedVolumeDescriptor.FromString(content)
+            groups = storage_pb2.FailOverGroups.FromString(content)
         except DecodeError as error:
             raise VerificationError(
                 "volume.descriptor.malformed", "the descriptor file can't be parsed"
@@ -368,6 +383,8 @@ class StorageService:
             raise UnavailableError(
                 "namespace.limit", f"a target has at most {NAMESPACES_MAX} volumes"
             )
+        self._signed[str(volume_id)] = _bare(signed)
+        self._kept_groups[str(volume_id)] = groups
         return descriptor
 
     async def _restore(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
@@ -377,8 +394,49 @@ class StorageService:
             freshness=descriptor.mode != VolumeMode.OFF,
             generation=descriptor.generation,
         )
-        self._descriptors[descriptor.volume_id] = descriptor
-        self.events.report(descriptor.volume_id, "restored")
+        volume_id = descriptor.volume_id
+        self._serve(descriptor, self._signed[volume_id], self._kept_groups.pop(volume_id, None))
+        self.events.report(volume_id, "restored")
+
+    def _serve(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        signed: broker_pb2.SignedVolumeDescriptor,
+        groups: storage_pb2.FailOverGroups | None = None,
+    ) -> None:
+        volume_id = descriptor.volume_id
+        fail_over = FailOver(_FencedVolume(self, self._target, uuid.UUID(volume_id)))
+        if groups is not None:
+            fail_over.restore(groups)
+        self._fail_over[volume_id] = fail_over
+        self._descriptors[volume_id] = descriptor
+        self._signed[volume_id] = signed
+
+    def _forget(self, volume_id: str) -> None:
+        for known in (self._descriptors, self._fail_over, self._signed):
+            del known[volume_id]
+
+    async def keep_groups(self, volume_id: uuid.UUID, groups: storage_pb2.FailOverGroups) -> None:
+        """Anchor the fail-over groups of a volume, with its descriptor.
+
+        UsageError `namespace.not_found`; UnavailableError `anchor.timeout`: it is unknown whether
+        they are anchored.
+        """
+        async with self._changing:
+            signed = self._signed.get(str(volume_id))
+            if signed is None:
+                raise self._not_found(str(volume_id))
+            await self._settle()
+            await self._keep(volume_id, signed, groups)
+
+    async def _keep(
+        self,
+        volume_id: uuid.UUID,
+        signed: broker_pb2.SignedVolumeDescriptor,
+        groups: storage_pb2.FailOverGroups,
+    ) -> None:
+        if self._catalogue is not None:
+            await self._catalogue.replace(volume_id, kept_with(signed.SerializeToString(), groups))
 
     async def open_queue(
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
@@ -391,11 +449,20 @@ class StorageService:
             caller, request.volume_id, is_read_only=request.read_only
         )
         return await self.admission.open_queue(
-            caller, request, volume_id=uuid.UUID(descriptor.volume_id), gateway=gateway
+            caller,
+            request,
+            volume_id=uuid.UUID(descriptor.volume_id),
+            gateway=gateway,
+            fail_over=self._fail_over[descriptor.volume_id],
         )
 
-    async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
+    async def namespace(
+        self, caller: Subject, volume_id: str, *, group: bytes = b""
+    ) -> storage_pb2.Namespace:
         """Return a namespace's properties and counters, or the progress of its opening.
+
+        If `group` isn't empty, also which gateway serves this fail-over group of the caller's
+        tenant, and its term.
 
         UsageError `namespace.not_found`.
         """
@@ -403,7 +470,11 @@ class StorageService:
         if opening is not None and opening.tenant == caller.tenant:
             return self._described_opening(opening)
         descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
-        return self._described(caller, descriptor)
+        described = self._described(caller, descriptor)
+        if group:
+            term, host_nqn = self._fail_over[descriptor.volume_id].state((caller.tenant, group))
+            described.fail_over_term, described.fail_over_host_nqn = term, host_nqn
+        return described
 
     async def namespaces(
         self, caller: Subject, volume_ids: Sequence[str]
@@ -465,6 +536,7 @@ class StorageService:
             association_epoch=self._target.newest_epoch(name, gateway_nqn(caller.node)),
             # Tenants that it is shared with don't see its store's status.
             status=status if descriptor.tenant == caller.tenant else None,
+            fail_over=True,
         )
 
     def jobs(self, caller: Subject, volume_id: str) -> VolumeJobs:
@@ -492,9 +564,11 @@ class StorageService:
         # Called from the metrics thread: uses a copy, since a volume may be deleted meanwhile.
         found = self.unopened.statistics()
         for volume_id, descriptor in [*self._descriptors.items()]:
-            with contextlib.suppress(UsageError):
+            with contextlib.suppress(UsageError, KeyError):
                 mode = descriptor.mode or VolumeMode.REMOTE
-                found[volume_id, mode] = dict(self._target.statistics(uuid.UUID(volume_id)))
+                statistics = dict(self._target.statistics(uuid.UUID(volume_id)))
+                fail_over = self._fail_over[volume_id]
+                found[volume_id, mode] = statistics | fail_over.statistics()
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
@@ -552,3 +626,31 @@ class StorageService:
             f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "
             "is not shared with the caller, or could not be opened when the target restarted",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _FencedVolume:
+    """A volume as its fail-over groups need it."""
+
+    service: StorageService
+    target: Target
+    volume_id: uuid.UUID
+
+    def has_queues(self, host_nqn: str) -> bool:
+        return (self.volume_id, host_nqn) in self.target.users()
+
+    async def fence(self, host_nqn: str) -> None:
+        await self.target.fence_epochs(self.volume_id, host_nqn)
+
+    async def flush(self) -> None:
+        await self.target.flush_volume(self.volume_id)
+
+    async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
+        await self.service.keep_groups(self.volume_id, groups)
+
+
+def _bare(signed: broker_pb2.SignedVolumeDescriptor) -> broker_pb2.SignedVolumeDescriptor:
+    """Return a descriptor without a caller's unknown fields: the kept file has more in them."""
+    return broker_pb2.SignedVolumeDescriptor(
+        descriptor=signed.descriptor, signature=signed.signature
+    )

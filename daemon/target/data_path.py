@@ -427,6 +427,23 @@ class Target(Provider):
         fences = [v.fence_gateway(gateway, reason, self._listener) for v in self._volumes.values()]
         await asyncio.gather(*fences)
 
+    async def fence_epochs(self, volume_id: uuid.UUID, host_nqn: str) -> None:
+        """End all queues and tickets of a gateway; return once nothing of them is in flight.
+
+        Its next association has a newer epoch.
+        """
+        newest = self.newest_epoch(volume_id, host_nqn)
+        await self.close_older_queues(volume_id, host_nqn, newest + 1)
+
+    async def flush_volume(self, volume_id: uuid.UUID) -> None:
+        """Make a volume's store durable; UnavailableError `namespace.flush`, or as `milestone`."""
+        try:
+            await asyncio.to_thread(self._whole(volume_id).native.sync)
+        except OSError as error:
+            raise UnavailableError(
+                "namespace.flush", f"the store of volume {volume_id} can't be flushed: {error}"
+            ) from error
+
     def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
         """Return the newest association epoch of a gateway; 0 if it has none."""
         fence = self._volume(volume_id).fences.get(host_nqn)

@@ -7,12 +7,14 @@ from typing import Final
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
-from sealane.crypto.queue import TICKET_BYTES, VERSION, QueueOffer
+from sealane.crypto.queue import TICKET_BYTES, VERSION, GroupClaim, QueueOffer
 from sealane.daemon.node.authorizations import Authorizations
 from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.target.data_path import Target
+from sealane.daemon.target.fail_over import FailOver, Key
 from sealane.daemon.target.queue_exchange import exchange
+from sealane.daemon.volume.failures import UNFLUSHED_LOST
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import storage_pb2
@@ -60,13 +62,14 @@ class QueueAdmission:
         *,
         volume_id: uuid.UUID,
         gateway: PeerIncarnation,
+        fail_over: FailOver,
     ) -> storage_pb2.OpenQueueResponse:
         """Derive the queue's secret and admit one Connect with a new ticket.
 
         The caller must be allowed to use the volume, by the authorization of `gateway`. UsageError
         `queue.version`, `queue.id`; VerificationError `queue.host_nqn`, `queue.association.stale`,
         `volume.rolled_back`; UnavailableError `queue.incarnation`, `queue.gateways`,
-        `node.draining`.
+        `node.draining`; errors of `FailOver`, if the queue is for a fail-over group.
         """
         host_nqn = gateway_nqn(caller.node)
         self._check_known(volume_id, host_nqn)
@@ -74,6 +77,15 @@ class QueueAdmission:
         incarnation = self.incarnation
         # The store's milestone enters the secret, so only the attested target can vouch for it.
         self._target.require_milestone(volume_id, request.milestone)
+        claim = claim_of(request.claim) if request.HasField("claim") else None
+        term = 0
+        if claim is not None:
+            key: Key = (caller.tenant, claim.group)
+            term = claim.term
+            if claim.is_take_over:
+                await self._check_take_over(claim, gateway, incarnation)
+                term = await fail_over.take_over(key, host_nqn, claim)
+            fail_over.require(key, host_nqn, term)
         milestone = self._target.milestone(volume_id)
         offer = QueueOffer(
             volume_id=volume_id,
@@ -86,6 +98,7 @@ class QueueAdmission:
             nonce=request.nonce,
             public_key=request.public_key,
             milestone=request.milestone,
+            claim=claim,
         )
         exchanged = await asyncio.to_thread(
             exchange,
@@ -103,6 +116,9 @@ class QueueAdmission:
         # ticket is registered: losing the authorization voids it from then on.
         await self._authorizations.require(gateway)
         self._check_known(volume_id, host_nqn)
+        if claim is not None:
+            # Another gateway may have taken over meanwhile; it doesn't know of this ticket.
+            fail_over.require(key, host_nqn, term)
         if incarnation != self.incarnation:
             raise UnavailableError(
                 "queue.incarnation", "the volume's store was reopened meanwhile; try again"
@@ -133,6 +149,18 @@ class QueueAdmission:
             milestone=milestone,
         )
 
+    async def _check_take_over(
+        self, claim: GroupClaim, peer: PeerIncarnation, incarnation: int
+    ) -> None:
+        """Check that a gateway may fence another, and that nothing it acknowledged is lost."""
+        await self._authorizations.require(peer)
+        if claim.incarnation not in {0, incarnation} and not claim.accepts_loss:
+            raise VerificationError(
+                UNFLUSHED_LOST,
+                "the target has restarted since the gateway acknowledged its last writes: some may "
+                "be lost",
+            )
+
     def _check_known(self, volume_id: uuid.UUID, host_nqn: str) -> None:
         if self.known is not None and (volume_id, host_nqn) not in self.known:
             raise refuse_new("gateways")
@@ -160,3 +188,14 @@ class QueueAdmission:
                 "queue.association.stale",
                 f"association epoch {request.association_epoch}; allowed: {oldest} and up",
             )
+
+
+def claim_of(message: storage_pb2.GroupClaim) -> GroupClaim:
+    """Return a gateway's claim; ProtocolError `queue.group.malformed`."""
+    return GroupClaim(
+        group=message.group,
+        term=message.term,
+        is_take_over=message.take_over,
+        accepts_loss=message.accept_loss,
+        incarnation=message.incarnation,
+    )

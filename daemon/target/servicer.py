@@ -51,7 +51,9 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.GetNamespaceRequest, context: Context
     ) -> storage_pb2.Namespace:
         """Describe a namespace."""
-        return await self._service.namespace(self._caller(context), request.volume_id)
+        return await self._service.namespace(
+            self._caller(context), request.volume_id, group=request.fail_over_group
+        )
 
     async def BatchGetNamespaces(
         self, request: storage_pb2.BatchGetNamespacesRequest, context: Context

@@ -78,15 +78,19 @@ class GetNamespaceRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     VOLUME_ID_FIELD_NUMBER: builtins.int
+    FAIL_OVER_GROUP_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
+    fail_over_group: builtins.bytes
+    """not empty: answer with this group's serving gateway and term"""
     def __init__(
         self,
         *,
         volume_id: builtins.str = ...,
+        fail_over_group: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["fail_over_group", b"fail_over_group", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,6 +203,7 @@ class OpenQueueRequest(message.Message):
     SEALED_SHARE_FIELD_NUMBER: builtins.int
     MILESTONE_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    CLAIM_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     host_nqn: builtins.str
     queue_id: builtins.int
@@ -220,6 +225,10 @@ class OpenQueueRequest(message.Message):
     """Version of the key agreement (secure-queue.md §2); 0: 3. A target that doesn't have it refuses
     with queue.version.
     """
+    @builtins.property
+    def claim(self) -> GroupClaim:
+        """Set: the queue is for a fail-over group, of which only one gateway has queues."""
+
     def __init__(
         self,
         *,
@@ -233,10 +242,102 @@ class OpenQueueRequest(message.Message):
         sealed_share: builtins.bytes = ...,
         milestone: builtins.bytes = ...,
         version: builtins.int = ...,
+        claim: GroupClaim | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["claim", b"claim"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "claim", b"claim", "host_nqn", b"host_nqn", "milestone", b"milestone", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "sealed_share", b"sealed_share", "version", b"version", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GroupClaim(message.Message):
+    """What a gateway says of its fail-over group (docs/formats/secure-queue.md §3)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    TAKE_OVER_FIELD_NUMBER: builtins.int
+    ACCEPT_LOSS_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    group: builtins.bytes
+    """32 bytes, the same at all gateways that serve one host"""
+    term: builtins.int
+    """The term in which the caller serves the group; of a take-over: the term that it ends."""
+    take_over: builtins.bool
+    """end the group's term, fence its gateway and serve in the next term"""
+    accept_loss: builtins.bool
+    """Take over even if acknowledged writes that the last gateway kept for a restarted target may be
+    lost.
+    """
+    incarnation: builtins.int
+    """The incarnation of the target that has all that the caller has acknowledged; 0: it has
+    acknowledged nothing since another gateway served. Another one refuses a take-over.
+    """
+    def __init__(
+        self,
+        *,
+        group: builtins.bytes = ...,
+        term: builtins.int = ...,
+        take_over: builtins.bool = ...,
+        accept_loss: builtins.bool = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "milestone", b"milestone", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "sealed_share", b"sealed_share", "version", b"version", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_loss", b"accept_loss", "group", b"group", "incarnation", b"incarnation", "take_over", b"take_over", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FailOverGroups(message.Message):
+    """Field numbers that SignedVolumeDescriptor doesn't have: a target keeps both in one file."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    NEWEST_TERM_FIELD_NUMBER: builtins.int
+    newest_term: builtins.int
+    """of all groups of the volume, also of forgotten ones"""
+    @builtins.property
+    def groups(self) -> containers.RepeatedCompositeFieldContainer[FailOverGroup]: ...
+    def __init__(
+        self,
+        *,
+        groups: abc.Iterable[FailOverGroup] | None = ...,
+        newest_term: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["groups", b"groups", "newest_term", b"newest_term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FailOverGroup(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    HOST_NQN_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    group: builtins.bytes
+    host_nqn: builtins.str
+    """serving gateway; empty: none"""
+    term: builtins.int
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        group: builtins.bytes = ...,
+        host_nqn: builtins.str = ...,
+        term: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["group", b"group", "host_nqn", b"host_nqn", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,6 +399,9 @@ class Namespace(message.Message):
     STORE_FIELD_NUMBER: builtins.int
     ASSOCIATION_EPOCH_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
+    FAIL_OVER_FIELD_NUMBER: builtins.int
+    FAIL_OVER_TERM_FIELD_NUMBER: builtins.int
+    FAIL_OVER_HOST_NQN_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     sector_count: builtins.int
     sectors_written: builtins.int
@@ -311,6 +415,12 @@ class Namespace(message.Message):
     """"file", "inline", "memory", "emulated" or "nvme" """
     association_epoch: builtins.int
     """the caller's newest since the target started; 0: none"""
+    fail_over: builtins.bool
+    """the target knows fail-over groups"""
+    fail_over_term: builtins.int
+    """of the group in the request"""
+    fail_over_host_nqn: builtins.str
+    """the gateway that serves it; empty: none"""
     @builtins.property
     def status(self) -> StoreStatus:
         """only for a volume of the caller's tenant"""
@@ -328,10 +438,13 @@ class Namespace(message.Message):
         store: builtins.str = ...,
         association_epoch: builtins.int = ...,
         status: StoreStatus | None = ...,
+        fail_over: builtins.bool = ...,
+        fail_over_term: builtins.int = ...,
+        fail_over_host_nqn: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "freshness", b"freshness", "reads", b"reads", "refusals", b"refusals", "sector_count", b"sector_count", "sectors_written", b"sectors_written", "status", b"status", "store", b"store", "volume_id", b"volume_id", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "fail_over", b"fail_over", "fail_over_host_nqn", b"fail_over_host_nqn", "fail_over_term", b"fail_over_term", "freshness", b"freshness", "reads", b"reads", "refusals", b"refusals", "sector_count", b"sector_count", "sectors_written", b"sectors_written", "status", b"status", "store", b"store", "volume_id", b"volume_id", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,6 +145,7 @@ class Attachment(message.Message):
     COUNTERS_LEASED_FIELD_NUMBER: builtins.int
     REFUSALS_FIELD_NUMBER: builtins.int
     DHCHAP_SECRET_FIELD_NUMBER: builtins.int
+    FAIL_OVER_FIELD_NUMBER: builtins.int
     traddr: builtins.str
     trsvcid: builtins.int
     subsystem_nqn: builtins.str
@@ -161,6 +162,8 @@ class Attachment(message.Message):
     """DH-HMAC-CHAP secret for the host in the standard text form, made for this attachment. Only in
     the response to AttachVolume.
     """
+    fail_over: builtins.str
+    """"active" or "standby"; empty: not in a fail-over group"""
     def __init__(
         self,
         *,
@@ -175,10 +178,11 @@ class Attachment(message.Message):
         counters_leased: builtins.int = ...,
         refusals: builtins.int = ...,
         dhchap_secret: builtins.str = ...,
+        fail_over: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["counters_leased", b"counters_leased", "counters_used", b"counters_used", "dhchap_secret", b"dhchap_secret", "host_nqn", b"host_nqn", "namespace_id", b"namespace_id", "refusals", b"refusals", "sectors_opened", b"sectors_opened", "sectors_sealed", b"sectors_sealed", "subsystem_nqn", b"subsystem_nqn", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["counters_leased", b"counters_leased", "counters_used", b"counters_used", "dhchap_secret", b"dhchap_secret", "fail_over", b"fail_over", "host_nqn", b"host_nqn", "namespace_id", b"namespace_id", "refusals", b"refusals", "sectors_opened", b"sectors_opened", "sectors_sealed", b"sectors_sealed", "subsystem_nqn", b"subsystem_nqn", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -315,11 +319,14 @@ class AttachVolumeRequest(message.Message):
     HOST_NQN_FIELD_NUMBER: builtins.int
     VIA_TRADDR_FIELD_NUMBER: builtins.int
     VIA_TRSVCID_FIELD_NUMBER: builtins.int
+    FAIL_OVER_FIELD_NUMBER: builtins.int
     name: builtins.str
     host_nqn: builtins.str
     via_traddr: builtins.str
     """Data-path address to use instead of the one the target announces (port forwarding)."""
     via_trsvcid: builtins.int
+    fail_over: builtins.bool
+    """This gateway is one of several that serve the host, one at a time."""
     def __init__(
         self,
         *,
@@ -327,10 +334,34 @@ class AttachVolumeRequest(message.Message):
         host_nqn: builtins.str = ...,
         via_traddr: builtins.str = ...,
         via_trsvcid: builtins.int = ...,
+        fail_over: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["host_nqn", b"host_nqn", "name", b"name", "via_traddr", b"via_traddr", "via_trsvcid", b"via_trsvcid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["fail_over", b"fail_over", "host_nqn", b"host_nqn", "name", b"name", "via_traddr", b"via_traddr", "via_trsvcid", b"via_trsvcid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TakeOverVolumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ACCEPT_LOSS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    accept_loss: builtins.bool
+    """Take over even if acknowledged writes that the other gateway kept for a restarted target may be
+    lost.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        accept_loss: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_loss", b"accept_loss", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,6 +62,11 @@ class VolumesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.AttachVolumeRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
                 _registered_method=True)
+        self.TakeOverVolume = channel.unary_unary(
+                '/sealane.v1.Volumes/TakeOverVolume',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.TakeOverVolumeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+                _registered_method=True)
         self.DetachVolume = channel.unary_unary(
                 '/sealane.v1.Volumes/DetachVolume',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.DetachVolumeRequest.SerializeToString,
@@ -138,6 +143,13 @@ class VolumesServicer:
 
     def AttachVolume(self, request, context):
         """Exports a volume to one host as a plain NVMe/TCP namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeOverVolume(self, request, context):
+        """Serves a volume's host from this gateway of its fail-over group, and fences the other one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,6 +239,11 @@ def add_VolumesServicer_to_server(servicer, server):
             'AttachVolume': grpc.unary_unary_rpc_method_handler(
                     servicer.AttachVolume,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.AttachVolumeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
+            ),
+            'TakeOverVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOverVolume,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.TakeOverVolumeRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
             ),
             'DetachVolume': grpc.unary_unary_rpc_method_handler(
@@ -405,6 +422,33 @@ class Volumes:
             target,
             '/sealane.v1.Volumes/AttachVolume',
             sealane_dot_protocol_dot_v1_dot_volumes__pb2.AttachVolumeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOverVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/TakeOverVolume',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.TakeOverVolumeRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
             options,
             channel_credentials,

@@ -45,6 +45,8 @@ class VolumesStub:
     """Deletes a detached volume: its sectors can never be opened again."""
     AttachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]
     """Exports a volume to one host as a plain NVMe/TCP namespace."""
+    TakeOverVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.TakeOverVolumeRequest, _volumes_pb2.Volume]
+    """Serves a volume's host from this gateway of its fail-over group, and fences the other one."""
     DetachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]
     """Stops exporting a volume and flushes it."""
     ShareVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ShareVolumeRequest, _volumes_pb2.Volume]
@@ -81,6 +83,8 @@ class VolumesAsyncStub(VolumesStub):
     """Deletes a detached volume: its sectors can never be opened again."""
     AttachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
     """Exports a volume to one host as a plain NVMe/TCP namespace."""
+    TakeOverVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.TakeOverVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Serves a volume's host from this gateway of its fail-over group, and fences the other one."""
     DetachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
     """Stops exporting a volume and flushes it."""
     ShareVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ShareVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
@@ -144,6 +148,14 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
         """Exports a volume to one host as a plain NVMe/TCP namespace."""
+
+    @_abc_1.abstractmethod
+    def TakeOverVolume(
+        self,
+        request: _volumes_pb2.TakeOverVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Serves a volume's host from this gateway of its fail-over group, and fences the other one."""
 
     @_abc_1.abstractmethod
     def DetachVolume(

@@ -200,7 +200,9 @@ class AttachingClient:
 
 
 async def _attach(client: AttachingClient, form: str, path: Path | None) -> None:
-    options = argparse.Namespace(name="volumes/x", host_nqn="nqn.h", via=("", 0), secret_file=path)
+    options = argparse.Namespace(
+        name="volumes/x", host_nqn="nqn.h", via=("", 0), secret_file=path, fail_over=False
+    )
     await _volume_attach(cast("Client", client), options, Output(form))
 
 

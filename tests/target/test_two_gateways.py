@@ -6,7 +6,7 @@ import datetime as dt
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
+from sealane.crypto.queue import GroupClaim
 from sealane.daemon.gateway.data_path import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.gateway.grants import QueueGrant, VolumeKey
 from sealane.daemon.gateway.queue_opening import QueueOpening
@@ -29,7 +30,7 @@ from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
-from sealane.protocol.v1 import broker_pb2
+from sealane.protocol.v1 import broker_pb2, storage_pb2
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
 from trust.world import all_authorized
 
@@ -64,7 +65,14 @@ class Rack:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     attached: dict[str, AttachedVolume] = field(default_factory=dict)
 
-    def opening(self, node: str, queue_id: int, epoch: int, milestone: bytes = b"") -> QueueOpening:
+    def opening(
+        self,
+        node: str,
+        queue_id: int,
+        epoch: int,
+        milestone: bytes = b"",
+        claim: GroupClaim | None = None,
+    ) -> QueueOpening:
         return QueueOpening(
             volume_id=self.volume_id,
             target=subject("s"),
@@ -73,7 +81,13 @@ class Rack:
             queue_id=queue_id,
             association_epoch=epoch,
             milestone=milestone,
+            claim=claim,
         )
+
+    async def claim_queue(self, node: str, epoch: int, claim: GroupClaim) -> QueueGrant:
+        """Open a queue for a fail-over group."""
+        opening = self.opening(node, 1, epoch, claim=claim)
+        return opening.grant(await self.service.open_queue(subject(node), opening.request))
 
     async def open_queue(
         self, node: str, queue_id: int, association_epoch: int, milestone: bytes = b""
@@ -398,3 +412,145 @@ async def test_gateway_that_takes_a_volume_for_larger_than_its_target_is_refused
     async with rack.gateway("g4", sectors=2 * SECTORS), rack.queue("g4") as fourth:
         with pytest.raises(NvmeStatusError):
             await fourth.read(SECTORS, bytearray(SECTOR))
+
+
+GROUP = bytes(32)
+
+
+def take_over_of(term: int) -> GroupClaim:
+    return GroupClaim(group=GROUP, term=term, is_take_over=True)
+
+
+async def test_a_take_over_refuses_the_last_gateways_tickets_and_queues(rack: Rack) -> None:
+    grant = await rack.claim_queue("g3", 5, take_over_of(0))
+    host = HostController(
+        traddr=grant.traddr,
+        trsvcid=grant.trsvcid,
+        subsystem_nqn=grant.subsystem_nqn,
+        host_nqn=grant.host_nqn,
+    )
+    async with host:
+        taken = await rack.claim_queue("g4", 5, take_over_of(1))
+        assert taken.ticket
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1, queue_depth=8, ticket=grant.ticket)
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        await rack.claim_queue("g3", 7, GroupClaim(group=GROUP, term=1))
+    assert (await rack.claim_queue("g4", 7, GroupClaim(group=GROUP, term=2))).ticket
+
+
+async def test_a_take_over_while_a_queue_is_being_opened_leaves_no_ticket(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rack.claim_queue("g3", 5, take_over_of(0))
+    close_older, is_first = rack.target.close_older_queues, True
+
+    async def overtaken(volume_id: uuid.UUID, host_nqn: str, epoch: int) -> None:
+        nonlocal is_first
+        await close_older(volume_id, host_nqn, epoch)
+        if is_first:
+            is_first = False
+            await rack.claim_queue("g4", 5, take_over_of(1))
+
+    monkeypatch.setattr(rack.target, "close_older_queues", overtaken)
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        await rack.claim_queue("g3", 6, GroupClaim(group=GROUP, term=1))
+
+
+async def test_a_gateway_with_writes_of_another_target_process_begins_no_term(rack: Rack) -> None:
+    first = await rack.claim_queue("g3", 5, take_over_of(0))
+    held = replace(take_over_of(1), incarnation=first.target_incarnation ^ 1)
+    with pytest.raises(VerificationError, match=r"volume\.unflushed_lost"):
+        await rack.claim_queue("g3", 6, held)
+    await rack.claim_queue("g3", 6, replace(held, incarnation=first.target_incarnation))
+
+
+async def test_a_gateway_without_an_authorization_fences_nobody(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rack.claim_queue("g3", 5, take_over_of(0))
+
+    async def refuse(self: Authorizations, use: PeerIncarnation) -> None:
+        raise UnavailableError("authorization.lost", f"{self} doesn't know {use}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Authorizations, "require", refuse)
+        with pytest.raises(UnavailableError):
+            await rack.claim_queue("g4", 5, take_over_of(1))
+    assert (await rack.claim_queue("g3", 5, GroupClaim(group=GROUP, term=1))).ticket
+
+
+async def test_a_claim_that_was_changed_on_its_way_gives_no_secret(rack: Rack) -> None:
+    opening = rack.opening("g3", 1, 5, claim=take_over_of(0))
+    opening.request.claim.accept_loss = True
+    with pytest.raises(VerificationError, match=r"secret\.sealed"):
+        await rack.service.open_queue(subject("g3"), opening.request)
+
+
+async def test_a_target_that_knows_no_claims_can_not_open_a_queue_with_one(rack: Rack) -> None:
+    opening = rack.opening("g3", 1, 5, claim=take_over_of(0))
+    opening.request.ClearField("claim")
+    with pytest.raises(VerificationError, match=r"secret\.sealed"):
+        await rack.service.open_queue(subject("g3"), opening.request)
+
+
+@dataclass
+class Catalogue:
+    """Records what is kept of volumes."""
+
+    kept: list[bytes] = field(default_factory=list)
+
+    async def begin(self, _: uuid.UUID, content: bytes) -> None:
+        self.kept.append(content)
+
+    async def replace(self, _: uuid.UUID, content: bytes) -> None:
+        self.kept.append(content)
+
+    async def finish(self, _: uuid.UUID) -> None:
+        """Do nothing."""
+
+    async def settle(self) -> Sequence[uuid.UUID]:
+        return ()
+
+
+async def test_groups_are_kept_by_take_overs_and_never_by_a_gateways_descriptor() -> None:
+    target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="memory")
+    await target.start()
+    authority = CertificateAuthority.create(
+        broker="b", now=dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
+    )
+    catalogue: Any = Catalogue()
+    service = StorageService(
+        target,
+        node="s",
+        store="memory",
+        anchor=authority.certificate,
+        kem=KEMS["s"],
+        authorizations=all_authorized(target),
+        catalogue=catalogue,
+    )
+    rack = Rack(target=target, service=service, volume_id=uuid.uuid4())
+    descriptor = broker_pb2.VolumeDescriptor(
+        volume_id=str(rack.volume_id), target_node="s", tenant="acme", sector_count=SECTORS
+    ).SerializeToString()
+    signed = broker_pb2.SignedVolumeDescriptor(
+        descriptor=descriptor, signature=authority.sign_descriptor(descriptor)
+    )
+    forged = storage_pb2.FailOverGroups(
+        groups=[storage_pb2.FailOverGroup(tenant="other", group=GROUP, host_nqn="x", term=9)]
+    )
+    try:
+        await service.create(
+            subject("g1"),
+            broker_pb2.SignedVolumeDescriptor.FromString(
+                signed.SerializeToString() + forged.SerializeToString()
+            ),
+        )
+        assert not storage_pb2.FailOverGroups.FromString(catalogue.kept[-1]).groups
+        await rack.claim_queue("g1", 5, take_over_of(0))
+        (group,) = storage_pb2.FailOverGroups.FromString(catalogue.kept[-1]).groups
+        assert (group.tenant, group.host_nqn, group.term) == ("acme", gateway_nqn("g1"), 1)
+        read = broker_pb2.SignedVolumeDescriptor.FromString(catalogue.kept[-1])
+        assert read.descriptor == descriptor
+    finally:
+        await target.stop()

@@ -1,0 +1,241 @@
+"""Fail-over groups: which of several gateways serves a volume to one host (fail-over.md).
+
+A group has one serving gateway and a term, which grows with each take-over. Only the serving
+gateway gets queues, and only in its term. A take-over is this order of events: nothing more is
+admitted for the group; the last gateway's queues end, and nothing of them is in flight; the store
+is flushed, so that its acknowledged writes don't depend on its journal; the new term is anchored;
+only then does the next gateway get its first queue.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sealane.crypto.queue import GROUP_BYTES, GroupClaim
+from sealane.daemon.runtime.logs import get_logger
+from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
+from sealane.protocol.v1 import storage_pb2
+from sealane.transport.tasks import TaskOwner
+
+GROUPS_MAX: Final = 8
+"""Groups of one volume and tenant: hosts that gateways of the tenant fail over for."""
+TAKE_OVER_SECONDS_MIN: Final = 5.0
+"""Shortest time between two take-overs of a group by different gateways."""
+STANDBY: Final = "queue.standby"
+UNFLUSHED: Final = "queue.take_over.unflushed"
+EARLY: Final = "queue.take_over.early"
+MOVED: Final = "queue.take_over.term"
+
+Key = tuple[str, bytes]
+"""Tenant and name of a group. Gateways of another tenant can't name this one's groups."""
+
+
+class Volume(Protocol):
+    """What a take-over needs of the volume."""
+
+    def has_queues(self, host_nqn: str) -> bool:
+        """Return whether queues of a gateway run or may start."""
+
+    async def fence(self, host_nqn: str) -> None:
+        """End a gateway's queues and tickets; return once none of its commands is in flight."""
+
+    async def flush(self) -> None:
+        """Make the store durable; UnavailableError if that fails."""
+
+    async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
+        """Anchor the groups. After an error it is unknown whether they are."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """A group; `host_nqn` is its serving gateway, empty if there is none."""
+
+    host_nqn: str = ""
+    term: int
+    is_of_now: bool = False
+    """Whether its gateway began to serve in this target process, which then has all its writes.
+
+    One that served before may have some in its journal only, until it has sent them again.
+    """
+    is_changing: bool = False
+    changed_at: float | None = None
+    """When a gateway was last fenced."""
+
+
+class FailOver:
+    """The fail-over groups of one volume."""
+
+    def __init__(self, volume: Volume, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._volume = volume
+        self._now = now
+        self._groups: dict[Key, _Group] = {}
+        self._newest_term = 0
+        self._turn = asyncio.Lock()
+        self._tasks = TaskOwner()
+        self._take_overs = 0
+        self._refusals = 0
+
+    def restore(self, kept: storage_pb2.FailOverGroups) -> None:
+        """Continue with the groups of an earlier process, and their serving gateways.
+
+        VerificationError `volume.descriptor.malformed` for groups that no target keeps.
+        """
+        for each in kept.groups:
+            if len(each.group) != GROUP_BYTES or len(each.host_nqn.encode()) > NQN_BYTES_MAX:
+                raise VerificationError(
+                    "volume.descriptor.malformed", "a fail-over group of the file is malformed"
+                )
+            self._groups[each.tenant, each.group] = _Group(host_nqn=each.host_nqn, term=each.term)
+        self._newest_term = max([kept.newest_term, *(each.term for each in kept.groups)])
+
+    def kept(self) -> storage_pb2.FailOverGroups:
+        """Return the groups, to be kept with the volume."""
+        groups = [
+            storage_pb2.FailOverGroup(
+                tenant=tenant, group=name, host_nqn=group.host_nqn, term=group.term
+            )
+            for (tenant, name), group in self._groups.items()
+        ]
+        return storage_pb2.FailOverGroups(groups=groups, newest_term=self._newest_term)
+
+    def state(self, key: Key) -> tuple[int, str]:
+        """Return a group's term, and its serving gateway; empty: none."""
+        group = self._groups.get(key)
+        return (self._newest_term, "") if group is None else (group.term, group.host_nqn)
+
+    def statistics(self) -> dict[str, int]:
+        """Return take-overs, and queues refused to standbys, for the metrics."""
+        return {"take_overs": self._take_overs, "standby_refusals": self._refusals}
+
+    def require(self, key: Key, host_nqn: str, term: int) -> None:
+        """Check that a gateway serves the group in this term.
+
+        VerificationError `queue.standby` if it doesn't; UnavailableError `queue.take_over.pending`.
+        """
+        group = self._groups.get(key)
+        if group is not None and group.is_changing:
+            raise UnavailableError(
+                "queue.take_over.pending", "a take-over of the fail-over group is in progress"
+            )
+        if group is None or (group.host_nqn, group.term) != (host_nqn, term):
+            self._refusals += 1
+            raise VerificationError(
+                STANDBY, "another gateway serves this fail-over group now: stand by"
+            )
+
+    async def take_over(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
+        """Make a gateway the serving one, after a fence; return the term in which it serves.
+
+        VerificationError `queue.take_over.term` if the group isn't in the claim's term any more;
+        UnavailableError `queue.take_over.early`, `queue.take_over.unflushed`, `queue.group.limit`;
+        errors of `Volume`. What has begun is completed even if the caller is gone.
+        """
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def complete() -> None:
+            try:
+                done.set_result(await self._take_over(key, host_nqn, claim))
+            except Error as error:
+                done.set_exception(error)
+
+        self._tasks.start(complete(), name="take-over")
+        return await asyncio.shield(done)
+
+    async def _take_over(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
+        async with self._turn:
+            group = await self._claimed(key, claim)
+            before = group.host_nqn
+            if before and before != host_nqn:
+                self._check(group, claim)
+            group.is_changing = True
+            try:
+                await self._change(key, group, host_nqn)
+            finally:
+                group.is_changing = False
+        if before != host_nqn:
+            self._take_overs += 1
+            get_logger().warning(
+                "fail_over",
+                tenant=key[0],
+                gateway=host_nqn,
+                fenced=before,
+                term=group.term,
+                accepts_loss=claim.accepts_loss,
+            )
+        return group.term
+
+    async def _claimed(self, key: Key, claim: GroupClaim) -> _Group:
+        if claim.term != self.state(key)[0]:
+            raise VerificationError(
+                MOVED, f"the take-over is of term {claim.term}, and the group has a newer one"
+            )
+        group = self._groups.get(key)
+        if group is None:
+            await self._make_room(key[0])
+            group = self._groups[key] = _Group(term=self._newest_term)
+        return group
+
+    async def _make_room(self, tenant: str) -> None:
+        """Forget the tenant's oldest unused group if there are too many; it is fenced first."""
+        mine = [(each.term, key) for key, each in self._groups.items() if key[0] == tenant]
+        if len(mine) < GROUPS_MAX:
+            return
+        for _, key in sorted(mine):
+            unused = self._groups[key]
+            if unused.is_of_now and not self._volume.has_queues(unused.host_nqn):
+                await self._volume.fence(unused.host_nqn)
+                await self._volume.flush()
+                del self._groups[key]
+                return
+        raise UnavailableError(
+            "queue.group.limit",
+            f"a tenant has at most {GROUPS_MAX} fail-over groups of one volume in use",
+        )
+
+    def _check(self, group: _Group, claim: GroupClaim) -> None:
+        if group.changed_at is not None:
+            wait = group.changed_at + TAKE_OVER_SECONDS_MIN - self._now()
+            if wait > 0:
+                raise UnavailableError(
+                    EARLY, f"the last take-over was a moment ago; allowed in {wait:.1f} s"
+                )
+        if not group.is_of_now and not claim.accepts_loss:
+            raise UnavailableError(
+                UNFLUSHED,
+                f"the target has restarted since {group.host_nqn} began to serve: that gateway may "
+                "keep acknowledged writes that the target lost; start it, or take over with "
+                "accepted loss",
+            )
+
+    async def _change(self, key: Key, group: _Group, host_nqn: str) -> None:
+        fences = group.host_nqn not in {"", host_nqn}
+        if fences:
+            await self._volume.fence(group.host_nqn)
+            await self._volume.flush()
+        # From here on the last gateway is out, whatever becomes of this take-over: it may be
+        # anchored although `keep` fails.
+        self._newest_term += 1
+        group.host_nqn, group.term = "", self._newest_term
+        await self._volume.keep(self._with(key, host_nqn))
+        group.host_nqn, group.is_of_now = host_nqn, True
+        if fences:
+            group.changed_at = self._now()
+
+    def _with(self, key: Key, host_nqn: str) -> storage_pb2.FailOverGroups:
+        kept = self.kept()
+        for each in kept.groups:
+            if (each.tenant, each.group) == key:
+                each.host_nqn = host_nqn
+        return kept
+
+
+def kept_with(signed: bytes, groups: storage_pb2.FailOverGroups) -> bytes:
+    """Return a volume's descriptor file: its signed descriptor, and its fail-over groups.
+
+    The two messages share no field number, so each parses the file, and so do versions that know no
+    groups.
+    """
+    return signed + groups.SerializeToString()

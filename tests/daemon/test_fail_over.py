@@ -1,0 +1,289 @@
+"""Fail-over with real daemons: a gateway freezes, another one of its group takes over."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from patience import PATIENCE_SECONDS
+from ports import addresses_of_our_own
+from sealane.client import Client, Volume, connect
+from sealane.daemon.target.fail_over import TAKE_OVER_SECONDS_MIN
+from sealane.errors import Error
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.constants import AnaState
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.initiator import HostController, VolumeQueue
+from stopped import frozen
+
+pytestmark = pytest.mark.slow
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-666666666666"
+MIB = 1 << 20
+SECTOR = 4096
+WRITES = 16
+"""Sectors that the host writes at a time."""
+TAKE_OVER_SECONDS = 3.0
+"""How long a write over the standby may take, take-over included (docs/operate/fail-over.md)."""
+
+
+@dataclass
+class Cluster:
+    target: Daemon
+    first: Daemon
+    second: Daemon
+    start_target: Callable[[], Daemon]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        site.write_policy({"s": ["target"], "g": ["gateway"], "h": ["gateway"]})
+        broker = stack.enter_context(daemon(site.broker_config()))
+        data, control = addresses_of_our_own(2)
+        config = site.write_config(
+            "s",
+            site.enrolment("s", broker)
+            + '[metrics]\nlisten = "127.0.0.1:0"\n'
+            + f'[target]\nlisten = "{data}"\ncontrol_listen = "{control}"\n'
+            + 'store = "file"\n',
+        )
+        target = stack.enter_context(daemon(config))
+        gateways = [
+            stack.enter_context(
+                daemon(
+                    site.write_config(
+                        name,
+                        site.enrolment(name, broker)
+                        + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
+                        + f'target_address = "{target.addresses["target_control"]}"\n',
+                    )
+                )
+            )
+            for name in ("g", "h")
+        ]
+        yield Cluster(target, *gateways, lambda: stack.enter_context(daemon(config)))
+
+
+def host_of(volume: Volume) -> HostController:
+    at = volume.attachment
+    assert at is not None
+    return HostController(
+        traddr=at.traddr,
+        trsvcid=at.trsvcid,
+        subsystem_nqn=at.subsystem_nqn,
+        host_nqn=HOST,
+        credentials=Credentials(secret=HostSecret.parse(at.dhchap_secret)),
+    )
+
+
+async def state_at(client: Client, volume: Volume) -> str:
+    at = (await client.volumes.get(volume.name)).attachment
+    return "" if at is None else at.fail_over
+
+
+async def until_state(client: Client, volume: Volume, state: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await state_at(client, volume) != state:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.05)
+
+
+def figure(at: Daemon, name: str) -> float:
+    with urllib.request.urlopen(f"http://{at.addresses['metrics']}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+@dataclass
+class Pair:
+    """A volume at two gateways, and its host's clients."""
+
+    first: Client
+    second: Client
+    on_first: Volume
+    on_second: Volume
+
+
+@pytest.fixture
+async def pair(cluster: Cluster) -> AsyncIterator[Pair]:
+    async with connect(cluster.first.socket) as first, connect(cluster.second.socket) as second:
+        volume = await first.volumes.create(size_bytes=MIB)
+        pair = Pair(
+            first,
+            second,
+            *[
+                await client.volumes.attach(volume.name, host_nqn=HOST, fail_over=True)
+                for client in (first, second)
+            ],
+        )
+        yield pair
+        for client in (first, second):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    with contextlib.suppress(Error):
+                        await client.volumes.detach(volume.name)
+                        break
+                    await asyncio.sleep(0.1)
+
+
+@dataclass
+class Path:
+    """A host's path to a volume, which connects again when it is lost."""
+
+    volume: Volume
+    host: HostController | None = None
+    queue: VolumeQueue | None = None
+
+    async def connected(self) -> VolumeQueue:
+        if self.queue is None:
+            self.host = host_of(self.volume)
+            await self.host.connect()
+            self.queue = await self.host.open_queue(1)
+        return self.queue
+
+    async def close(self) -> None:
+        host, self.host, self.queue = self.host, None, None
+        if host is not None:
+            with contextlib.suppress(Error, OSError):
+                await host.close()
+
+    async def again(self, transfer: Callable[[VolumeQueue], Awaitable[None]]) -> None:
+        """Repeat a transfer until it has succeeded, on a new connection after each loss."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    return await transfer(await self.connected())
+                except (Error, OSError):
+                    await self.close()
+                await asyncio.sleep(0.05)
+
+    async def write(self, version: bytes) -> None:
+        await self.again(partial(write_all, version=version))
+
+    async def check(self, version: bytes) -> None:
+        await self.again(partial(check_all, version=version))
+
+    async def ana(self) -> AnaState:
+        await self.connected()
+        assert self.host is not None
+        return (await self.host.ana_states())[1]
+
+
+async def write_all(queue: VolumeQueue, version: bytes) -> None:
+    await asyncio.gather(*[queue.write(lba, version * (SECTOR // 16)) for lba in range(WRITES)])
+
+
+async def check_all(queue: VolumeQueue, version: bytes) -> None:
+    for lba in range(WRITES):
+        found = bytearray(SECTOR)
+        await queue.read(lba, found)
+        assert found == version * (SECTOR // 16), f"sector {lba} is not the one written last"
+
+
+async def states(pair: Pair) -> list[str]:
+    return [await state_at(client, pair.on_first) for client in (pair.first, pair.second)]
+
+
+async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair: Pair) -> None:
+    versions = [secrets.token_bytes(16) for _ in range(4)]
+    assert await states(pair) == ["standby", "standby"]
+    first, second = Path(pair.on_first), Path(pair.on_second)
+    # Nobody serves the host, so the gateway does to which it connects first.
+    queue = await first.connected()
+    await write_all(queue, versions[0])
+    assert (await first.ana(), await second.ana()) == (
+        AnaState.OPTIMIZED,
+        AnaState.NON_OPTIMIZED,
+    )
+    assert await states(pair) == ["active", "standby"]
+    listed = sealanectl("--socket", cluster.second.socket, "volume", "list", "-o", "table")
+    assert "attached, standby" in listed.stdout, listed.stdout + listed.stderr
+    with frozen(cluster.first.process.pid):
+        # In the frozen gateway's socket: it will carry them out when it is let go on.
+        late = asyncio.ensure_future(write_all(queue, versions[1]))
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await second.write(versions[1])
+        took = time.monotonic() - began
+        await second.write(versions[2])
+    assert took < TAKE_OVER_SECONDS
+    await until_state(pair.first, pair.on_first, "standby")
+    with pytest.raises((Error, OSError)):
+        await asyncio.wait_for(late, PATIENCE_SECONDS)
+    await asyncio.sleep(0.5)
+    await second.check(versions[2])
+    assert await second.ana() == AnaState.OPTIMIZED
+    await first.close()
+    # It stands by, and takes over in its turn.
+    await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
+    assert await first.ana() == AnaState.NON_OPTIMIZED
+    await first.check(versions[2])
+    await first.write(versions[3])
+    await until_state(pair.second, pair.on_second, "standby")
+    await first.check(versions[3])
+    assert figure(cluster.target, "sealane_target_volume_take_overs") == 3
+    assert figure(cluster.target, "sealane_target_volume_standby_refusals") >= 1
+    for path in (first, second):
+        await path.close()
+    fenced = [
+        line
+        for line in cluster.first.log_lines()
+        if line.get("event") == "fenced"
+        and line["volume_id"] == pair.on_first.name.removeprefix("volumes/")
+    ]
+    assert len(fenced) == 1
+
+
+async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
+    cluster: Cluster, pair: Pair
+) -> None:
+    versions = [secrets.token_bytes(16) for _ in range(3)]
+    first, second = Path(pair.on_first), Path(pair.on_second)
+    await first.write(versions[0])
+    with frozen(cluster.first.process.pid):
+        # Acknowledged, not flushed: only the frozen gateway's journal has it then.
+        await asyncio.to_thread(cluster.target.kill)
+        cluster.target = await asyncio.to_thread(cluster.start_target)
+        refused = await asyncio.to_thread(
+            sealanectl, "--socket", cluster.second.socket, "volume", "takeover", "--yes",
+            pair.on_first.name,
+        )  # fmt: skip
+        assert "queue.take_over.unflushed" in refused.stderr, refused.stderr
+    await first.write(versions[1])
+    await first.again(VolumeQueue.flush)
+    # It has sent its journal again and says so; from then on it may be taken over from.
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            taken = await asyncio.to_thread(
+                sealanectl, "--socket", cluster.second.socket, "volume", "takeover", "--yes",
+                pair.on_first.name,
+            )  # fmt: skip
+            if not taken.returncode:
+                break
+            await asyncio.sleep(0.2)
+    await second.check(versions[1])
+    await second.write(versions[2])
+    for path in (first, second):
+        await path.close()
+
+
+async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pair) -> None:
+    name = pair.on_first.name
+    for at in (cluster.first, cluster.second):
+        taken = sealanectl("--socket", at.socket, "volume", "takeover", name, "--yes", "-o", "json")
+        assert taken.returncode == 0 or "queue.take_over.early" in taken.stderr, taken.stderr
+        if taken.returncode:
+            await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
+            taken = sealanectl(
+                "--socket", at.socket, "volume", "takeover", name, "--yes", "-o", "json"
+            )
+        assert json.loads(taken.stdout)["attachment"]["fail_over"] == "active"

@@ -1,0 +1,146 @@
+"""A gateway's place in a fail-over group: what it refuses, and what it drops."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from sealane.crypto.queue import GroupClaim
+from sealane.daemon.gateway import back_ends
+from sealane.daemon.gateway.back_end import AssociationEpochs, BackEnd, QueueName
+from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.fail_over import GroupMember
+from sealane.daemon.gateway.grants import QueueGrant
+from sealane.errors import Error, UsageError, VerificationError
+from sealane.protocol.v1 import broker_pb2, storage_pb2
+
+OWN = "nqn.g"
+
+
+def member(*, serves: str = "nqn.h", term: int = 3) -> GroupMember:
+    made = GroupMember(volume_id=uuid4(), host_nqn="nqn.host")
+    made.observe(term=term, serving_nqn=serves, own_nqn=OWN)
+    return made
+
+
+def ends(made: VolumeBackEnds, descriptor: broker_pb2.VolumeDescriptor) -> Any:
+    return made.open(descriptor, via=Via(), member=member())
+
+
+def test_it_claims_the_next_term_and_then_its_own() -> None:
+    made = member()
+    assert (made.state, made.claim().is_take_over, made.claim().term) == ("standby", True, 3)
+    made.serve(made.claim(), incarnation=7)
+    assert (made.state, made.claim().is_take_over, made.claim().term) == ("active", False, 4)
+    made.stand_by()
+    assert made.state == "standby"
+
+
+def test_what_it_acknowledged_last_counts_unless_another_gateway_served_since() -> None:
+    own, other = member(serves=OWN), member(serves="nqn.h")
+    for each in (own, other):
+        each.holder = 9
+    assert (own.claim().incarnation, other.claim().incarnation) == (9, 0)
+
+
+async def test_a_third_party_has_no_fail_over() -> None:
+    none = cast("Any", None)
+    made = VolumeBackEnds(none, identity=none, broker=none, devices=none, third_parties=none)
+    with pytest.raises(UsageError, match=r"volume\.fail_over\.place"):
+        await ends(made, broker_pb2.VolumeDescriptor(third_party="x"))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_target_that_can_not_fence_is_refused(
+    monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    class Stub:
+        def __init__(self, channel: object) -> None:
+            """Take the channel, and don't use it."""
+
+        async def GetNamespace(  # noqa: N802 - the method's name
+            self, *_: object, **__: object
+        ) -> storage_pb2.Namespace:
+            return storage_pb2.Namespace(fail_over=is_known)
+
+    @contextlib.asynccontextmanager
+    async def channel(self: object) -> AsyncIterator[None]:
+        yield None
+
+    monkeypatch.setattr(back_ends.storage_pb2_grpc, "StorageStub", Stub)
+    monkeypatch.setattr(VolumeBackEnds, "target_channel", channel)
+    none = cast("Any", None)
+    config = cast("Any", type("Config", (), {"target_node": "s"})())
+    made = VolumeBackEnds(config, identity=none, broker=none, devices=none, third_parties=none)
+    refused = (
+        contextlib.nullcontext()
+        if is_known
+        else pytest.raises(UsageError, match=r"volume\.fail_over\.target")
+    )
+    with refused:
+        await ends(made, broker_pb2.VolumeDescriptor(volume_id=str(uuid4())))
+
+
+class Native:
+    """An engine's volume that records what is lost."""
+
+    milestone = b""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def lose_association(self, detail: str) -> None:
+        self.lost.append(detail)
+
+
+class Bench:
+    """A back end whose target answers every queue with an error."""
+
+    def __init__(self, made: GroupMember) -> None:
+        self.claims: list[GroupClaim] = []
+        self.native = Native()
+        self.back_end = BackEnd(
+            native=cast("Any", self.native),
+            volume_id=bytes(16),
+            open_queue=self.refuse,
+            epochs=AssociationEpochs(),
+            report=lambda _: None,
+            member=made,
+        )
+        self.made = made
+
+    async def refuse(self, *_: object) -> QueueGrant:
+        self.claims.append(self.made.claim())
+        raise VerificationError("queue.standby", "another gateway serves")
+
+
+async def no_queues() -> None:
+    """End nothing."""
+
+
+async def test_a_fenced_gateway_never_takes_over_with_what_it_holds() -> None:
+    bench = Bench(member())
+    bench.made.serve(bench.made.claim(), incarnation=7)
+    bench.back_end.member = bench.made
+    bench.back_end.lose("cut off")
+    bench.back_end._is_alive.set()
+    with pytest.raises(VerificationError):
+        await bench.back_end.prepare(QueueName(association_id=1, queue_id=1))
+    assert bench.back_end.is_fenced
+    assert bench.native.lost
+    count = len(bench.claims)
+    with pytest.raises(Error, match=r"queue\.standby"):
+        await bench.back_end.take_over(no_queues, accepts_loss=False)
+    assert len(bench.claims) == count, "it asked the target"
+    await bench.back_end.close()
+
+
+async def test_commands_from_before_a_take_over_are_never_carried_out() -> None:
+    bench = Bench(member())
+    bench.back_end.join(QueueName(association_id=1, queue_id=1))
+    with pytest.raises(Error, match=r"earlier term"):
+        await bench.back_end.take_over(no_queues, accepts_loss=False)
+    assert not bench.claims, "it asked the target"
+    await bench.back_end.close()

@@ -1,0 +1,226 @@
+"""Fail-over groups at the target: who may take over, when, and what a restart keeps."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from sealane.crypto.queue import GroupClaim
+from sealane.daemon.target.fail_over import (
+    GROUPS_MAX,
+    TAKE_OVER_SECONDS_MIN,
+    FailOver,
+    kept_with,
+)
+from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
+from sealane.protocol.v1 import broker_pb2, storage_pb2
+
+GROUP = bytes(32)
+ACME = ("acme", GROUP)
+OTHER = ("other", GROUP)
+
+
+@dataclass
+class Volume:
+    """A volume that records what a take-over does to it."""
+
+    steps: list[str] = field(default_factory=list)
+    kept: storage_pb2.FailOverGroups = field(default_factory=storage_pb2.FailOverGroups)
+    users: set[str] = field(default_factory=set)
+    failing: str = ""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def has_queues(self, host_nqn: str) -> bool:
+        return host_nqn in self.users
+
+    async def step(self, name: str, detail: str = "") -> None:
+        await self.gate.wait()
+        if name == self.failing:
+            raise UnavailableError("anchor.timeout", "not anchored")
+        self.steps.append(f"{name} {detail}".strip())
+
+    async def fence(self, host_nqn: str) -> None:
+        await self.step("fence", host_nqn)
+
+    async def flush(self) -> None:
+        await self.step("flush")
+
+    async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
+        await self.step("keep")
+        self.kept = groups
+
+
+@dataclass
+class Bench:
+    """A volume's groups, with a clock that stands still."""
+
+    volume: Volume = field(default_factory=Volume)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.fail_over = FailOver(self.volume, now=lambda: self.seconds)
+
+    async def take(self, gateway: str, *, term: int | None = None, loss: bool = False) -> int:
+        """Take over, as a gateway that has looked, and get a queue."""
+        term = self.fail_over.state(ACME)[0] if term is None else term
+        claim = GroupClaim(group=GROUP, term=term, is_take_over=True, accepts_loss=loss)
+        taken = await self.fail_over.take_over(ACME, gateway, claim)
+        self.fail_over.require(ACME, gateway, taken)
+        return taken
+
+    def restart(self) -> None:
+        self.fail_over = FailOver(self.volume, now=lambda: self.seconds)
+        self.fail_over.restore(self.volume.kept)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_the_last_gateway_is_fenced_then_the_store_flushed_then_the_term_kept(
+    bench: Bench,
+) -> None:
+    first = await bench.take("g")
+    assert bench.volume.steps == ["keep"], "nobody served before"
+    bench.volume.steps.clear()
+    assert await bench.take("h") == first + 1
+    assert bench.volume.steps == ["fence g", "flush", "keep"]
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        bench.fail_over.require(ACME, "g", first)
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        bench.fail_over.require(ACME, "h", first)
+    assert bench.fail_over.statistics() == {"take_overs": 2, "standby_refusals": 2}
+
+
+async def test_a_claim_of_an_older_term_takes_nothing_over(bench: Bench) -> None:
+    old = await bench.take("g")
+    await bench.take("h")
+    bench.seconds += TAKE_OVER_SECONDS_MIN
+    bench.volume.steps.clear()
+    with pytest.raises(VerificationError, match=r"queue\.take_over\.term"):
+        await bench.take("g", term=old)
+    assert bench.volume.steps == []
+
+
+async def test_two_gateways_do_not_fence_each_other_at_once(bench: Bench) -> None:
+    await bench.take("g")
+    await bench.take("h")
+    with pytest.raises(UnavailableError, match=r"queue\.take_over\.early"):
+        await bench.take("g")
+    await bench.take("h")  # the serving one, after a restart
+    bench.seconds += TAKE_OVER_SECONDS_MIN
+    await bench.take("g")
+
+
+async def test_a_restarted_target_waits_for_the_gateway_with_the_journal(bench: Bench) -> None:
+    term = await bench.take("g")
+    bench.restart()
+    with pytest.raises(UnavailableError, match=r"queue\.take_over\.unflushed"):
+        await bench.take("h")
+    # That it has a queue again doesn't mean that it has sent all of them again.
+    bench.fail_over.require(ACME, "g", term)
+    with pytest.raises(UnavailableError, match=r"queue\.take_over\.unflushed"):
+        await bench.take("h")
+    assert await bench.take("g") == term + 1, "a new process of it: it has no journal"
+    assert await bench.take("h") == term + 2
+    bench.restart()
+    bench.seconds += TAKE_OVER_SECONDS_MIN
+    assert await bench.take("g", loss=True) == term + 3
+
+
+async def test_nobody_is_admitted_during_a_take_over(bench: Bench) -> None:
+    term = await bench.take("g")
+    bench.volume.gate.clear()
+    taking = asyncio.ensure_future(bench.take("h"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(UnavailableError, match=r"queue\.take_over\.pending"):
+        bench.fail_over.require(ACME, "g", term)
+    bench.volume.gate.set()
+    await taking
+
+
+async def test_a_failed_flush_leaves_the_last_gateway_in_its_place(bench: Bench) -> None:
+    term = await bench.take("g")
+    bench.volume.failing = "flush"
+    with pytest.raises(Error):
+        await bench.take("h")
+    bench.fail_over.require(ACME, "g", term)
+
+
+async def test_nobody_serves_while_it_is_unknown_what_is_anchored(bench: Bench) -> None:
+    term = await bench.take("g")
+    bench.volume.failing = "keep"
+    with pytest.raises(Error):
+        await bench.take("h")
+    for gateway in ("g", "h"):
+        with pytest.raises(VerificationError, match=r"queue\.standby"):
+            bench.fail_over.require(ACME, gateway, term)
+    bench.volume.failing = ""
+    await bench.take("h")
+
+
+async def test_a_take_over_ends_even_if_its_caller_is_gone(bench: Bench) -> None:
+    await bench.take("g")
+    bench.volume.gate.clear()
+    taking = asyncio.ensure_future(bench.take("h"))
+    await asyncio.sleep(0.01)
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+    bench.volume.gate.set()
+    await asyncio.sleep(0.01)
+    assert bench.fail_over.state(ACME)[1] == "h"
+
+
+async def test_another_tenant_has_groups_of_its_own(bench: Bench) -> None:
+    term = await bench.take("g")
+    claim = GroupClaim(group=GROUP, term=bench.fail_over.state(OTHER)[0], is_take_over=True)
+    await bench.fail_over.take_over(OTHER, "x", claim)
+    assert "fence g" not in bench.volume.steps
+    bench.fail_over.require(ACME, "g", term)
+
+
+async def test_unused_groups_make_room_and_used_ones_do_not(bench: Bench) -> None:
+    def key(number: int) -> tuple[str, bytes]:
+        return "acme", bytes([number]) * 32
+
+    async def take(number: int) -> None:
+        term = bench.fail_over.state(key(number))[0]
+        claim = GroupClaim(group=key(number)[1], term=term, is_take_over=True)
+        taken = await bench.fail_over.take_over(key(number), f"g{number}", claim)
+        bench.fail_over.require(key(number), f"g{number}", taken)
+        bench.volume.users.add(f"g{number}")
+
+    for number in range(GROUPS_MAX):
+        await take(number)
+    with pytest.raises(UnavailableError, match=r"queue\.group\.limit"):
+        await take(GROUPS_MAX)
+    bench.volume.users.remove("g3")
+    await take(GROUPS_MAX)
+    assert "fence g3" in bench.volume.steps
+    assert len(bench.volume.kept.groups) == GROUPS_MAX
+
+
+def test_groups_lie_in_the_descriptors_file_beside_what_older_versions_read() -> None:
+    signed = broker_pb2.SignedVolumeDescriptor(descriptor=b"d", signature=b"s")
+    groups = storage_pb2.FailOverGroups(
+        groups=[storage_pb2.FailOverGroup(tenant="t", group=GROUP, host_nqn="g", term=3)],
+        newest_term=4,
+    )
+    content = kept_with(signed.SerializeToString(), groups)
+    read = broker_pb2.SignedVolumeDescriptor.FromString(content)
+    assert (read.descriptor, read.signature) == (b"d", b"s")
+    found = storage_pb2.FailOverGroups.FromString(content)
+    assert (found.groups, found.newest_term) == (groups.groups, 4)
+
+
+@pytest.mark.parametrize("group", [b"", bytes(31), bytes(33)])
+def test_a_group_of_the_wrong_length_is_refused(bench: Bench, group: bytes) -> None:
+    with pytest.raises(ProtocolError, match=r"queue\.group\.malformed"):
+        GroupClaim(group=group, term=0)
+    forged = storage_pb2.FailOverGroups(groups=[storage_pb2.FailOverGroup(group=group)])
+    with pytest.raises(VerificationError, match=r"volume\.descriptor\.malformed"):
+        bench.fail_over.restore(forged)
