@@ -46,7 +46,7 @@ _METHODS: Final = {
     ),
     "Devices": ("OpenDevice", "ConfirmDevice", "AdvanceAnchor", "CloseDevice", "ReportFindings"),
     "DeviceRegistry": ("InitializeDevice", "MoveDevice", "ForgetDevice"),
-    "Operator": ("RotateVolumeKey",),
+    "Operator": ("RotateVolumeKey", "RotateEncryptionKey"),
     "Policies": ("ApplyPolicy",),
     "Membership": ("RevokeNode", "RestoreNode"),
 }
