@@ -23,6 +23,7 @@ from sealane.client import (
     connect,
 )
 from sealane.client.connection import DEFAULT_SOCKET
+from sealane.client.trace_context import told_traceparent
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
 from sealane.errors import Error, UnavailableError
 
@@ -104,7 +105,7 @@ def exit_code_of(error: Error) -> int:
 
 
 async def _call(options: argparse.Namespace, output: "Output") -> None:
-    async with connect(options.socket) as client:
+    async with connect(options.socket, traceparent=told_traceparent()) as client:
         run: Command = options.run
         if options.finds is not None:
             argument, find = options.finds

@@ -274,8 +274,13 @@ def default_socket() -> str:
 
 
 @contextlib.asynccontextmanager
-async def connect(socket: str | os.PathLike[str] | None = None) -> AsyncIterator[Client]:
+async def connect(
+    socket: str | os.PathLike[str] | None = None, *, traceparent: str = ""
+) -> AsyncIterator[Client]:
     """Connect to the daemon at `socket`, by default at `default_socket()`.
+
+    Calls belong to OpenTelemetry's current span, if there is one, else to the trace `traceparent`
+    (W3C Trace Context), if given.
 
     UnavailableError `daemon.unreachable` if there is none, VerificationError if it doesn't serve
     this process's user: `daemon.refused`, or a fabric's `session.user.…`.
@@ -284,7 +289,7 @@ async def connect(socket: str | os.PathLike[str] | None = None) -> AsyncIterator
     await _probe(path)
     options = [("grpc.enable_http_proxy", 0)]
     async with grpc.aio.insecure_channel(
-        f"unix:{path}", options=options, interceptors=[TraceContext()]
+        f"unix:{path}", options=options, interceptors=[TraceContext(traceparent)]
     ) as channel:
         yield Client(channel, directory=os.path.dirname(path))  # noqa: PTH120
 

@@ -60,9 +60,12 @@ __all__ = [
 
 
 @contextlib.contextmanager
-def connect(socket: str | os.PathLike[str] | None = None) -> Iterator[Client]:
+def connect(
+    socket: str | os.PathLike[str] | None = None, *, traceparent: str = ""
+) -> Iterator[Client]:
     """Connect to the daemon at `socket`, as `sealane.client.connect` does."""
-    with running() as loop, entered(loop, connection.connect(socket), Client) as client:
+    opened = connection.connect(socket, traceparent=traceparent)
+    with running() as loop, entered(loop, opened, Client) as client:
         yield client
 
 

@@ -412,8 +412,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _traced(
         self, method: str, caller: str | bytes | None
     ) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which an authorized call is part of its caller's trace."""
-        if isinstance(self._authorizer, TlsOnly):
+        """Return the context in which an authorized call is part of its caller's trace.
+
+        Strangers' calls and health checks belong to none.
+        """
+        if isinstance(self._authorizer, TlsOnly) or method.startswith("/grpc.health."):
             return contextlib.nullcontext()
         return self._traces.serve(method, caller)
 

@@ -4,6 +4,7 @@ Imported only where spans are sent: OpenTelemetry's SDK takes 0.1 s to load.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,11 @@ from sealane.daemon.runtime.traces_config import TracesConfig
 
 EXPORT_SECONDS: Final = 2.0
 """Time limit for sending a batch."""
+QUEUE_MAX: Final = 2048
+"""Spans that wait for the collector, or are being sent; further ones are lost."""
 SERVICE: Final = "sealaned"
+_OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+"""A proxy would be another machine."""
 
 
 class SpanExport:
@@ -49,13 +54,25 @@ class SpanExport:
             resource=Resource.create(names),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        self._provider.add_span_processor(_Processor(self._exporter))
         self.tracer = self._provider.get_tracer(SERVICE)
 
     def close(self) -> None:
         """Send what is left; blocks for twice EXPORT_SECONDS at the most."""
         self._exporter.last = time.monotonic() + EXPORT_SECONDS
         self._provider.shutdown()
+
+
+class _Processor(BatchSpanProcessor):
+    """Batches spans; counts those that find QUEUE_MAX waiting."""
+
+    def __init__(self, exporter: "_Exporter") -> None:
+        super().__init__(exporter, max_queue_size=QUEUE_MAX)
+        self._to = exporter
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled and self._to.has_room():
+            super().on_end(span)
 
 
 class _Exporter(SpanExporter):
@@ -69,16 +86,31 @@ class _Exporter(SpanExporter):
             insecure=not config.is_encrypted,
             credentials=grpc.ssl_channel_credentials(roots) if config.is_encrypted else None,
             timeout=EXPORT_SECONDS,
+            channel_options=_OPTIONS,  # type: ignore[arg-type]  # gRPC takes numbers as well
         )
         self._lost = lost
+        self._lock = threading.Lock()
+        self._waiting = 0
         self._is_taking = True
         self.last: float | None = None
         """When to begin no other batch, by the monotonic clock."""
 
+    def has_room(self) -> bool:
+        """Count one more span as waiting, or as lost."""
+        with self._lock:
+            if self._waiting < QUEUE_MAX:
+                self._waiting += 1
+                return True
+        self._lost.inc()
+        return False
+
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch; blocks for EXPORT_SECONDS at the most."""
         result = SpanExportResult.FAILURE
         if self.last is None or time.monotonic() < self.last:
             result = self._otlp.export(spans)
+        with self._lock:
+            self._waiting -= len(spans)
         is_taking = result is SpanExportResult.SUCCESS
         if not is_taking:
             self._lost.inc(len(spans))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
+import grpc
 import structlog
 
 from sealane.errors import Error
@@ -128,8 +129,8 @@ def _ended(span: "Span") -> Iterator[None]:
     except Error as error:
         reason = error.reason
         raise
-    except asyncio.CancelledError:
-        reason = "cancelled"
+    except (asyncio.CancelledError, grpc.aio.AbortError) as error:
+        reason = "cancelled" if isinstance(error, asyncio.CancelledError) else "aborted"
         raise
     finally:
         if reason:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from opentelemetry import trace
 
 from collector import collecting
-from sealane.client.trace_context import current_traceparent
+from sealane.client.trace_context import TraceContext, told_traceparent
 from sealane.daemon.runtime.calls import CallInterceptor, TlsOnly
 from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.span_export import QUEUE_MAX
 from sealane.daemon.runtime.traces import PASSED_ON, SentTraces, Traces, passed_on
 from sealane.daemon.runtime.traces_config import TracesConfig
 from sealane.errors import UnavailableError
@@ -91,15 +93,23 @@ async def test_each_call_is_a_span_of_its_callers_trace() -> None:
     assert "private" not in str(second.span)
 
 
-@pytest.mark.parametrize("ends", [asyncio.CancelledError, ValueError, grpc.aio.AbortError])
-async def test_a_span_says_how_its_call_failed(ends: Callable[[], BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        (asyncio.CancelledError, "cancelled"),
+        (ValueError, "daemon.internal"),
+        (grpc.aio.AbortError, "aborted"),
+    ],
+)
+async def test_a_span_says_how_its_call_failed(
+    ends: Callable[[], BaseException], reason: str
+) -> None:
     with collecting() as collector:
         traces = _sent(collector.endpoint, Metrics())
         with contextlib.suppress(BaseException), traces.serve(METHOD, None):
             raise ends()
         await traces.close()
     (taken,) = collector.taken
-    reason = "cancelled" if ends is asyncio.CancelledError else "daemon.internal"
     assert taken.attributes["sealane.reason"] == reason
     assert taken.span.status.code == taken.span.status.STATUS_CODE_ERROR
 
@@ -144,13 +154,42 @@ async def test_spans_that_nobody_takes_are_counted_and_end_nothing() -> None:
     assert metrics.registry.get_sample_value("sealane_spans_lost_total") == 3
 
 
-def test_a_process_calls_in_its_own_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRACEPARENT", raising=False)
-    assert current_traceparent() == ""
-    monkeypatch.setenv("TRACEPARENT", "x\r\ny")
-    assert current_traceparent() == ""
-    monkeypatch.setenv("TRACEPARENT", CALLER)
-    assert current_traceparent() == CALLER
+def test_calls_belong_to_the_span_of_the_process_or_to_what_connect_was_told() -> None:
+    details = SimpleNamespace(metadata=None, _replace=lambda metadata: [*metadata])
+    assert TraceContext().added(details) is details
+    assert TraceContext(CALLER).added(details) == [("traceparent", CALLER)]
     inner = trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(1))
     with trace.use_span(trace.NonRecordingSpan(inner)):
-        assert current_traceparent() == format_traceparent(1, 2, 1)
+        added = TraceContext(CALLER).added(details)
+    assert added == [("traceparent", format_traceparent(1, 2, 1))]
+
+
+def test_only_a_traceparent_of_the_environment_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRACEPARENT", raising=False)
+    assert told_traceparent() == ""
+    monkeypatch.setenv("TRACEPARENT", "x\r\ny")
+    assert told_traceparent() == ""
+    monkeypatch.setenv("TRACEPARENT", CALLER)
+    assert told_traceparent() == CALLER
+
+
+async def test_spans_that_find_no_room_are_counted_too() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        metrics = Metrics()
+        traces = _sent(f"http://127.0.0.1:{silent.getsockname()[1]}", metrics)
+        for _ in range(QUEUE_MAX + 100):
+            with traces.serve(METHOD, None):
+                pass
+        async with asyncio.timeout(30):
+            await traces.close()
+    assert metrics.registry.get_sample_value("sealane_spans_lost_total") == QUEUE_MAX + 100
+
+
+async def test_spans_go_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as proxy, collecting() as at:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        traces = _sent(at.endpoint, Metrics())
+        with traces.serve(METHOD, None):
+            pass
+        await traces.close()
+        assert len(at.taken) == 1
