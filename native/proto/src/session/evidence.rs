@@ -365,6 +365,13 @@ mod tests {
         path.rounds(10, 0, |_| RTT, false);
         let later = path.evidence.clear().since(clear);
         assert_eq!((later.lost, later.packets), (1600, 1600), "a claim is not forgotten");
+        // All packets so far, claimed in a round with a few new ones: no round lost more than it had.
+        let (before, after) = (
+            Losses { packets: 1000, ..Losses::default() },
+            Losses { packets: 1010, lost: 1010, runs: 500, ..Losses::default() },
+        );
+        let round = after.since(before);
+        assert_eq!((round.packets, round.lost, round.runs), (10, 10, 10));
         // With these nothing is known, as beside a queue.
         let mut path = Path::default();
         path.rounds(10, 5, |report| if report == 0 { 1 } else { Nanos::MAX - report }, false);
