@@ -130,6 +130,8 @@ class BrokerConfig(Section):
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    audit_segment_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 64 << 20
+    audit_segment_hours: Annotated[int, Field(ge=1, le=24 * 366)] = 24 * 7
     device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
     card_roots: AbsolutePath | None = None

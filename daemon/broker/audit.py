@@ -1,4 +1,4 @@
-"""The broker's audit log: an append-only file of chained records (sealane.crypto.audit).
+"""The broker's audit log: append-only files of chained records (sealane.crypto.audit).
 
 `record` returns once the record is durable and the store holds the new head of the log. So the
 record of anything granted after that can't be removed unnoticed. Concurrent records share one
@@ -8,22 +8,38 @@ Space behind the end of the file is reserved (sealane.daemon.runtime.reserve). W
 can't be kept full, the log is *low*: grants and actions are still recorded, into the reserve, but
 refusals are only counted, so nobody can use up the reserve by being refused. A log that can't be
 written at all refuses everything and ends the broker: nothing is granted without a record.
+
+From a size or age on, the log is cut: it continues in another file, a segment
+(sealane.daemon.broker.audit_segments). The order of events: the draft of the segment is made, with
+a reserve of its own; all records before the cut are synced; the segment's first record is written
+into the draft and synced; the draft gets its name, and the directory is synced; the former segment
+is closed. Without space for the draft's reserve, the log goes on in its file.
 """
 
 import asyncio
+import contextlib
+import datetime as dt
 import errno
-import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Outcome, Record
+from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
+from sealane.daemon.broker.audit_segments import (
+    Recovered,
+    Segment,
+    draft_path,
+    identity,
+    last_digest,
+    open_segments,
+    segment_path,
+)
 from sealane.daemon.broker.records import AuditHeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.clock import utc_now
@@ -36,7 +52,30 @@ from sealane.errors import UnavailableError, VerificationError
 # the store.
 CHECKPOINT_RECORDS: Final = 256
 
-_BLOCK_BYTES: Final = 1 << 16
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutting:
+    """From which size or age of a segment on the log continues in another one."""
+
+    bytes_max: int = 64 << 20
+    age: dt.timedelta = dt.timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A line to write; `begins` is the segment of which it is the first."""
+
+    content: bytes
+    head: Head
+    begins: Segment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """The file that the next segment will be, with its reserve."""
+
+    file: BinaryIO
+    reserve: Reserve
 
 
 class HeadKeeper(Protocol):
@@ -67,25 +106,35 @@ class Audit(Protocol):
 
 
 class AuditLog:
-    """Owner of the file. `open` creates one; `close` ends its thread with a last checkpoint."""
+    """Owner of the files. `open` creates one; `close` ends its thread with a last checkpoint."""
 
     def __init__(
         self,
-        file: BinaryIO,
+        recovered: Recovered,
         *,
         path: Path,
-        chain: Chain,
         keeper: HeadKeeper,
         signing_key: ec.EllipticCurvePrivateKey,
+        cutting: Cutting,
     ) -> None:
         self.path = path
+        file = recovered.file
+        chain = Chain(recovered.head)
         self._file = file
         self._chain = chain
         self._keeper = keeper
         self._signing_key = signing_key
+        self._cutting = cutting
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")
         # Filled by the event loop, emptied by the thread.
-        self._pending: deque[tuple[bytes, Head]] = deque()
+        self._pending: deque[_Line] = deque()
+        # Replaced by the thread; the last one is `_file`.
+        self._segments = recovered.segments
+        self._beginning = recovered.beginning
+        self._draft: _Draft | None = None
+        self._is_cutting = False
+        # Without space for a segment, the next attempt is at an inspection.
+        self._may_cut = True
         self._written = chain.head
         self._kept = chain.head
         self._keeping = asyncio.Lock()
@@ -99,21 +148,33 @@ class AuditLog:
 
     @classmethod
     async def open(
-        cls, path: Path, *, keeper: HeadKeeper, signing_key: ec.EllipticCurvePrivateKey
+        cls,
+        path: Path,
+        *,
+        keeper: HeadKeeper,
+        signing_key: ec.EllipticCurvePrivateKey,
+        cutting: Cutting | None = None,
     ) -> "AuditLog":
         """Open or create the log at `path`.
 
-        All records up to the stored head must be there: VerificationError `audit.truncated`. A torn
-        last line after the head was never acknowledged and is removed. Complete records after the
+        All records up to the stored head must be there: VerificationError `audit.truncated`; so
+        must all segments since the log's recorded beginning: `audit.beginning.missing`. A torn last
+        line after the head was never acknowledged and is removed. Complete records after the
         head are kept, and an `audit.recovered` record counts them.
         """
         kept = await keeper.read()
         try:
-            file, recovery = await asyncio.to_thread(_open_file, path, kept)
+            recovery = await asyncio.to_thread(
+                open_segments, path, kept, signer=signing_key.public_key()
+            )
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{path}: {error.strerror}") from error
         log = cls(
-            file, path=path, chain=Chain(recovery.head), keeper=keeper, signing_key=signing_key
+            recovery,
+            path=path,
+            keeper=keeper,
+            signing_key=signing_key,
+            cutting=cutting or Cutting(),
         )
         log._kept = kept
         await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
@@ -150,10 +211,21 @@ class AuditLog:
         line = self._chain.append(
             kind, subject=subject, outcome=outcome, reason=reason, detail=detail, now=now
         )
-        self._pending.append((line, self._chain.head))
+        self._pending.append(_Line(content=line, head=self._chain.head))
         if self._chain.head.sequence - self._checkpointed >= CHECKPOINT_RECORDS:
             self._append_checkpoint()
         await self._settle(self._chain.head.sequence)
+        if self._size >= self._cutting.bytes_max:
+            await self._cut()
+
+    def segments(self) -> list[Path]:
+        """Return the files that hold the acknowledged records, oldest first."""
+        return [segment.path for segment in self._segments]
+
+    @property
+    def beginning(self) -> Head:
+        """The record before the first one of `segments`."""
+        return self._segments[0].before
 
     @property
     def is_low(self) -> bool:
@@ -165,9 +237,10 @@ class AuditLog:
         await self._troubled.wait()
 
     async def inspect(self) -> None:
-        """Check that the file still ends with the last record, and refill the reserve.
+        """Check the files' names and sizes and the last record, and refill the reserve.
 
-        VerificationError `audit.truncated`; UnavailableError `audit.unwritable`.
+        Cuts the log if its last segment has the age for that. VerificationError `audit.truncated`;
+        UnavailableError `audit.unwritable`.
         """
         was_low = self._is_low
         await asyncio.get_running_loop().run_in_executor(self._thread, self._inspect_file)
@@ -179,6 +252,11 @@ class AuditLog:
             await self.record(
                 "audit.reserve", subject="broker", outcome="done", refusals_not_recorded=missed
             )
+        self._may_cut = True
+        segment = self._segments[-1]
+        has_records = self._chain.head.sequence > segment.before.sequence + 1
+        if has_records and utc_now() - segment.started >= self._cutting.age:
+            await self._cut()
 
     async def close(self) -> None:
         """Write a last checkpoint, wait for the thread and close the file."""
@@ -187,10 +265,44 @@ class AuditLog:
             await self._settle(self._chain.head.sequence)
         self._thread.shutdown(wait=True)
         self._file.close()
+        if self._draft is not None:
+            self._draft.file.close()
+
+    async def _cut(self) -> None:
+        """Continue the log in another segment, unless there is no space for one."""
+        if self._is_cutting or self._is_low or not self._may_cut:
+            return
+        self._is_cutting = True
+        try:
+            loop = asyncio.get_running_loop()
+            if not await loop.run_in_executor(self._thread, self._prepare_segment):
+                self._may_cut = False
+                return
+            self._append_segment()
+            await self._settle(self._chain.head.sequence)
+        finally:
+            self._is_cutting = False
+
+    def _append_segment(self) -> None:
+        before, now = self._chain.head, utc_now()
+        line = self._chain.segment(
+            self._signing_key,
+            former=self._segments[-1].path.name,
+            beginning=self._beginning,
+            now=now,
+        )
+        self._checkpointed = self._chain.head.sequence
+        begins = Segment(
+            path=segment_path(self.path, self._chain.head.sequence),
+            before=before,
+            started=now,
+            identity=(0, 0),
+        )
+        self._pending.append(_Line(content=line, head=self._chain.head, begins=begins))
 
     def _append_checkpoint(self) -> None:
         line = self._chain.checkpoint(self._signing_key, now=utc_now())
-        self._pending.append((line, self._chain.head))
+        self._pending.append(_Line(content=line, head=self._chain.head))
         self._checkpointed = self._chain.head.sequence
 
     async def _settle(self, sequence: int) -> None:
@@ -211,21 +323,77 @@ class AuditLog:
                 self._kept = written
 
     def _write_pending(self) -> None:
-        if self._failure is None and self._pending:
-            pending = [self._pending.popleft() for _ in range(len(self._pending))]
-            content = b"".join(line for line, _ in pending)
+        if self._failure is None:
             try:
-                if self._file.write(content) != len(content):
-                    raise OSError(errno.ENOSPC, "only part of a record could be written")  # noqa: TRY301
-                os.fdatasync(self._file.fileno())
-                self._size += len(content)
-                self._extend_reserve()
+                while self._pending:
+                    self._write_some()
             except OSError as error:
                 # The content of the file is unknown now: nothing is recorded until the next start.
                 self._failure = error
-            else:
-                self._written = pending[-1][1]
         self._check()
+
+    def _write_some(self) -> None:
+        """Write the first pending line, and those that follow it in the same segment."""
+        lines = [self._pending.popleft()]
+        if lines[0].begins is not None:
+            self._begin_segment(lines[0].begins, lines[0].content)
+        else:
+            for _ in range(len(self._pending)):
+                if self._pending[0].begins is not None:
+                    break
+                lines.append(self._pending.popleft())
+            content = b"".join(line.content for line in lines)
+            _write(self._file, content)
+            self._size += len(content)
+        self._written = lines[-1].head
+        self._extend_reserve()
+
+    def _prepare_segment(self) -> bool:
+        """Make the draft of the next segment; return False if there is no space for it."""
+        if self._draft is not None:
+            return True
+        path = draft_path(self.path)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
+            try:
+                reserve = Reserve(file.fileno())
+                if not reserve.extend(0, wholly=True):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+            except OSError:
+                file.close()
+                path.unlink()
+                raise
+        except OSError as error:
+            get_logger().warning(
+                "audit_segment_not_begun",
+                path=str(path),
+                message=f"the audit log can't be cut and grows in its last file: {error.strerror}",
+            )
+            return False
+        self._draft = _Draft(file=file, reserve=reserve)
+        return True
+
+    def _begin_segment(self, segment: Segment, line: bytes) -> None:
+        """Make the draft the log's last segment, with its first line; OSError."""
+        if self._draft is None:
+            raise OSError(errno.EIO, "the draft of a segment is missing")
+        draft, former, former_size = self._draft, self._file, self._size
+        _write(draft.file, line)
+        draft_path(self.path).rename(segment.path)
+        sync_directory(self.path.parent)
+        self._file, self._reserve, self._size, self._draft = (
+            draft.file,
+            draft.reserve,
+            len(line),
+            None,
+        )
+        closed = replace(self._segments[-1], size=former_size)
+        begun = replace(segment, identity=identity(os.fstat(draft.file.fileno())))
+        self._segments = [*self._segments[:-1], closed, begun]
+        # Also frees what was reserved behind its end.
+        os.ftruncate(former.fileno(), former_size)
+        former.close()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -252,6 +420,7 @@ class AuditLog:
         self._check()
         try:
             found = self._tail()
+            self._check_closed()
             self._extend_reserve(wholly=True)
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{self.path}: {error.strerror}") from error
@@ -266,15 +435,24 @@ class AuditLog:
         """Return the digest of the file's last line; empty if the file at the path was replaced."""
         own = os.fstat(self._file.fileno())
         try:
-            named = self.path.stat()
+            named = self._segments[-1].path.stat()
         except FileNotFoundError:
             return b""
-        if (own.st_dev, own.st_ino, own.st_size) != (named.st_dev, named.st_ino, self._size):
+        if (identity(own), own.st_size) != (identity(named), self._size):
             return b""
-        lines = _lines_backwards(self._file, self._size)
-        if next(lines, b"") != b"":
-            return b""
-        return hashlib.sha256(next(lines, b"")).digest()
+        return last_digest(self._file, self._size)
+
+    def _check_closed(self) -> None:
+        for segment in self._segments[:-1]:
+            with contextlib.suppress(FileNotFoundError):
+                found = segment.path.stat()
+                if (identity(found), found.st_size) == (segment.identity, segment.size):
+                    continue
+            raise VerificationError(
+                "audit.truncated",
+                f"{segment.path}: is not the file that this broker closed: the log was truncated "
+                "or replaced",
+            )
 
 
 class RegistryHead:
@@ -297,69 +475,8 @@ class RegistryHead:
         await self._registry.commit((), self._registry.audit_heads.sealed(self._name, record))
 
 
-class _Recovery:
-    """Result of `_open_file`."""
-
-    def __init__(self, head: Head, torn_bytes: int) -> None:
-        self.head = head
-        self.torn_bytes = torn_bytes
-
-
-def _open_file(path: Path, kept: Head) -> tuple[BinaryIO, _Recovery]:
-    is_new = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    file = os.fdopen(descriptor, "r+b", buffering=0)
-    try:
-        if is_new:
-            sync_directory(path.parent)
-        recovery = _recover(file, path, kept)
-    except BaseException:
-        file.close()
-        raise
-    return file, recovery
-
-
-def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
-    """Find the end of the chain, which must contain `kept`, and remove a torn line after it."""
-    size = file.seek(0, os.SEEK_END)
-    backwards = _lines_backwards(file, size)
-    torn = next(backwards, b"")
-    behind: list[bytes] = []
-    found = GENESIS if kept == GENESIS else None
-    for line in backwards:
-        record = Record.decode(line)
-        if record.sequence <= kept.sequence:
-            chain = Chain(Head(sequence=record.sequence - 1, digest=record.previous))
-            found = chain.follow(line)
-            break
-        behind.append(line)
-    if found != kept:
-        raise VerificationError(
-            "audit.truncated",
-            f"{path}: does not hold the {kept.sequence} records that were acknowledged: the log "
-            "was truncated, changed, or replaced by an older copy",
-        )
-    chain = Chain(kept)
-    for line in reversed(behind):
-        chain.follow(line)
-    if torn:
-        file.truncate(size - len(torn))
-        os.fsync(file.fileno())
-    return _Recovery(chain.head, len(torn))
-
-
-def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield the text after the last newline (empty unless torn), then the lines, last first."""
-    rest = b""
-    position = size
-    while position:
-        start = max(0, position - _BLOCK_BYTES)
-        file.seek(start)
-        rest = file.read(position - start) + rest
-        position = start
-        *lines, last = reversed(rest.split(b"\n"))
-        yield from lines
-        rest = last
-        if len(rest) > LINE_BYTES_MAX:
-            raise VerificationError("audit.record.malformed", "a line of the audit log is too long")
-    yield rest
+def _write(file: BinaryIO, content: bytes) -> None:
+    """Write and sync; OSError."""
+    if file.write(content) != len(content):
+        raise OSError(errno.ENOSPC, "only part of a record could be written")
+    os.fdatasync(file.fileno())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final
 import grpc
 
 from sealane.crypto.keys import KeyWrapper
-from sealane.daemon.broker.audit import AuditLog, RegistryHead
+from sealane.daemon.broker.audit import AuditLog, Cutting, RegistryHead
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.records import instance_name
@@ -76,6 +77,10 @@ async def opened_broker(
             state / AUDIT_NAME,
             keeper=RegistryHead(registry, instance=config.instance),
             signing_key=registry.authority.signing_key,
+            cutting=Cutting(
+                bytes_max=config.audit_segment_bytes,
+                age=dt.timedelta(hours=config.audit_segment_hours),
+            ),
         )
         stack.push_async_callback(audit.close)
         summed = SummedAudit(audit)

@@ -9,11 +9,9 @@ from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_ver
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
 from sealane.daemon.broker.health import end_with, keep_audit, keep_health
-from sealane.daemon.broker.instance import Instance
-from sealane.daemon.broker.opening import AUDIT_NAME, OpenedBroker, opened_broker
+from sealane.daemon.broker.opening import OpenedBroker, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
-from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.config import BrokerConfig, Config
@@ -88,7 +86,7 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
             await offer_policy(verifier.keeper, config.broker)
 
     context.reloads.append(reload)
-    _serve_locally(broker, instance, verifier, context)
+    _serve_locally(opened, verifier, context)
     await _serve(config, opened, verifier, identity, context)
 
 
@@ -110,15 +108,11 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
     )
 
 
-def _serve_locally(
-    broker: BrokerService, instance: Instance, verifier: VerifierParts, context: RoleContext
-) -> None:
+def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleContext) -> None:
     """Add the services for the operator: LOCAL_SERVICES."""
-    local = context.local
+    broker, instance, local = opened.service, opened.instance, context.local
     policy_pb2_grpc.add_PoliciesServicer_to_server(PoliciesServicer(verifier.keeper), local)
-    policy_pb2_grpc.add_AuditLogServicer_to_server(
-        AuditLogServicer(context.state / AUDIT_NAME, lambda: broker.audit.head), local
-    )
+    policy_pb2_grpc.add_AuditLogServicer_to_server(AuditLogServicer(opened.log), local)
     operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), local)
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)
