@@ -132,6 +132,8 @@ class BrokerConfig(Section):
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     audit_segment_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 64 << 20
     audit_segment_hours: Annotated[int, Field(ge=1, le=24 * 366)] = 24 * 7
+    audit_keep_days: Annotated[int, Field(ge=1, le=36600)] | None = None
+    audit_keep_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 50)] | None = None
     device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
     card_roots: AbsolutePath | None = None

@@ -14,6 +14,10 @@ From a size or age on, the log is cut: it continues in another file, a segment
 a reserve of its own; all records before the cut are synced; the segment's first record is written
 into the draft and synced; the draft gets its name, and the directory is synced; the former segment
 is closed. Without space for the draft's reserve, the log goes on in its file.
+
+A cut also retires the oldest segments, if the configuration says so: the first record of the new
+segment says where the log begins from then on. Their files are removed once the store's head covers
+that record, or at the next inspection or start.
 """
 
 import asyncio
@@ -21,7 +25,9 @@ import contextlib
 import datetime as dt
 import errno
 import os
+import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +37,8 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
+from sealane.daemon.broker.audit_head import HeadKeeper
+from sealane.daemon.broker.audit_retention import Retention, beginning_after
 from sealane.daemon.broker.audit_segments import (
     Recovered,
     Segment,
@@ -38,10 +46,10 @@ from sealane.daemon.broker.audit_segments import (
     identity,
     last_digest,
     open_segments,
+    remove_segments,
+    retired_segments,
     segment_path,
 )
-from sealane.daemon.broker.records import AuditHeadRecord, instance_name
-from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import sync_directory
 from sealane.daemon.runtime.logs import get_logger
@@ -63,11 +71,15 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A line to write; `begins` is the segment of which it is the first."""
+    """A line to write; `begins` is the segment of which it is the first.
+
+    With such a line, the log begins after the record `beginning`.
+    """
 
     content: bytes
     head: Head
     begins: Segment | None = None
+    beginning: Head = GENESIS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +88,6 @@ class _Draft:
 
     file: BinaryIO
     reserve: Reserve
-
-
-class HeadKeeper(Protocol):
-    """Stores the head of the log where someone who can truncate the log has no access."""
-
-    async def read(self) -> Head:
-        """Return the head stored last, or `GENESIS`."""
-
-    async def keep(self, head: Head) -> None:
-        """Store `head` durably."""
 
 
 class Audit(Protocol):
@@ -116,6 +118,7 @@ class AuditLog:
         keeper: HeadKeeper,
         signing_key: ec.EllipticCurvePrivateKey,
         cutting: Cutting,
+        retention: Retention,
     ) -> None:
         self.path = path
         file = recovered.file
@@ -125,12 +128,17 @@ class AuditLog:
         self._keeper = keeper
         self._signing_key = signing_key
         self._cutting = cutting
+        self._retention = retention
+        self.forwarded: int | None = None
+        """Number of the last record that a collector has; None if records aren't forwarded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")
         # Filled by the event loop, emptied by the thread.
         self._pending: deque[_Line] = deque()
         # Replaced by the thread; the last one is `_file`.
         self._segments = recovered.segments
         self._beginning = recovered.beginning
+        self._readers = 0
+        self._reading = threading.Lock()
         self._draft: _Draft | None = None
         self._is_cutting = False
         # Without space for a segment, the next attempt is at an inspection.
@@ -154,6 +162,7 @@ class AuditLog:
         keeper: HeadKeeper,
         signing_key: ec.EllipticCurvePrivateKey,
         cutting: Cutting | None = None,
+        retention: Retention | None = None,
     ) -> "AuditLog":
         """Open or create the log at `path`.
 
@@ -175,6 +184,7 @@ class AuditLog:
             keeper=keeper,
             signing_key=signing_key,
             cutting=cutting or Cutting(),
+            retention=retention or Retention(),
         )
         log._kept = kept
         await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
@@ -218,14 +228,17 @@ class AuditLog:
         if self._size >= self._cutting.bytes_max:
             await self._cut()
 
-    def segments(self) -> list[Path]:
-        """Return the files that hold the acknowledged records, oldest first."""
-        return [segment.path for segment in self._segments]
-
-    @property
-    def beginning(self) -> Head:
-        """The record before the first one of `segments`."""
-        return self._segments[0].before
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[list[Segment]]:
+        """Yield the segments, oldest first; none of their files is removed within the block."""
+        with self._reading:
+            self._readers += 1
+            segments = list(self._segments)
+        try:
+            yield segments
+        finally:
+            with self._reading:
+                self._readers -= 1
 
     @property
     def is_low(self) -> bool:
@@ -280,15 +293,18 @@ class AuditLog:
                 return
             self._append_segment()
             await self._settle(self._chain.head.sequence)
+            await loop.run_in_executor(self._thread, self._remove_retired)
         finally:
             self._is_cutting = False
 
     def _append_segment(self) -> None:
         before, now = self._chain.head, utc_now()
+        closed = [*self._segments[:-1], replace(self._segments[-1], size=self._size)]
+        beginning = beginning_after(closed, self._retention, now=now, forwarded=self.forwarded)
         line = self._chain.segment(
             self._signing_key,
             former=self._segments[-1].path.name,
-            beginning=self._beginning,
+            beginning=beginning,
             now=now,
         )
         self._checkpointed = self._chain.head.sequence
@@ -298,7 +314,9 @@ class AuditLog:
             started=now,
             identity=(0, 0),
         )
-        self._pending.append(_Line(content=line, head=self._chain.head, begins=begins))
+        self._pending.append(
+            _Line(content=line, head=self._chain.head, begins=begins, beginning=beginning)
+        )
 
     def _append_checkpoint(self) -> None:
         line = self._chain.checkpoint(self._signing_key, now=utc_now())
@@ -337,6 +355,7 @@ class AuditLog:
         lines = [self._pending.popleft()]
         if lines[0].begins is not None:
             self._begin_segment(lines[0].begins, lines[0].content)
+            self._beginning = lines[0].beginning
         else:
             for _ in range(len(self._pending)):
                 if self._pending[0].begins is not None:
@@ -395,6 +414,26 @@ class AuditLog:
         os.ftruncate(former.fileno(), former_size)
         former.close()
 
+    def _remove_retired(self) -> None:
+        """Remove retired segments, unless somebody reads the log or the store may not know yet."""
+        if self._kept.sequence <= self._segments[-1].before.sequence:
+            return
+        with self._reading:
+            if self._readers:
+                return
+            retired = retired_segments(self._segments, self._beginning)
+            self._segments = self._segments[len(retired) :]
+        if retired:
+            names = [segment.path.name for segment in retired]
+            get_logger().info("audit_retired", through=self._beginning.sequence, segments=names)
+        try:
+            remove_segments(retired)
+        except OSError as error:
+            get_logger().warning(
+                "audit_not_removed",
+                message=f"retired segments stay until the next start: {error.strerror}",
+            )
+
     def _check(self) -> None:
         if self._failure is not None:
             raise UnavailableError(
@@ -421,6 +460,7 @@ class AuditLog:
         try:
             found = self._tail()
             self._check_closed()
+            self._remove_retired()
             self._extend_reserve(wholly=True)
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{self.path}: {error.strerror}") from error
@@ -453,26 +493,6 @@ class AuditLog:
                 f"{segment.path}: is not the file that this broker closed: the log was truncated "
                 "or replaced",
             )
-
-
-class RegistryHead:
-    """Stores the head of a broker's log among the records of the broker's store."""
-
-    def __init__(self, registry: Registry, *, instance: int) -> None:
-        self._registry = registry
-        self._name = instance_name(instance)
-
-    async def read(self) -> Head:
-        """Return the stored head."""
-        stored = await self._registry.audit_heads.get(self._name)
-        if stored is None:
-            return GENESIS
-        return Head(sequence=stored.record.sequence, digest=stored.record.digest)
-
-    async def keep(self, head: Head) -> None:
-        """Replace the stored head; it has a single writer."""
-        record = AuditHeadRecord(sequence=head.sequence, digest=head.digest)
-        await self._registry.commit((), self._registry.audit_heads.sealed(self._name, record))
 
 
 def _write(file: BinaryIO, content: bytes) -> None:

@@ -11,7 +11,9 @@ from typing import Final
 import grpc
 
 from sealane.crypto.keys import KeyWrapper
-from sealane.daemon.broker.audit import AuditLog, Cutting, RegistryHead
+from sealane.daemon.broker.audit import AuditLog, Cutting
+from sealane.daemon.broker.audit_head import RegistryHead
+from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.records import instance_name
@@ -80,6 +82,10 @@ async def opened_broker(
             cutting=Cutting(
                 bytes_max=config.audit_segment_bytes,
                 age=dt.timedelta(hours=config.audit_segment_hours),
+            ),
+            retention=Retention(
+                age=dt.timedelta(days=config.audit_keep_days) if config.audit_keep_days else None,
+                bytes_max=config.audit_keep_bytes,
             ),
         )
         stack.push_async_callback(audit.close)

@@ -55,19 +55,22 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
         self, request: empty_pb2.Empty, context: Context
     ) -> AsyncIterator[policy_pb2.AuditPart]:
         """Stream the acknowledged records; each part holds the head that they end at."""
-        head, paths = self._log.head, self._log.segments()
-        read = self._log.beginning.sequence
-        for path in paths:
-            with path.open("rb") as file:
-                while read < head.sequence:
-                    lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
-                    if not lines:
-                        break
-                    part = lines[: head.sequence - read]
-                    read += len(part)
-                    yield policy_pb2.AuditPart(
-                        lines=b"".join(part), head_sequence=head.sequence, head_digest=head.digest
-                    )
+        head = self._log.head
+        with self._log.reading() as segments:
+            read = segments[0].before.sequence
+            for segment in segments:
+                with segment.path.open("rb") as file:
+                    while read < head.sequence:
+                        lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
+                        if not lines:
+                            break
+                        part = lines[: head.sequence - read]
+                        read += len(part)
+                        yield policy_pb2.AuditPart(
+                            lines=b"".join(part),
+                            head_sequence=head.sequence,
+                            head_digest=head.digest,
+                        )
         if read != head.sequence:
             raise VerificationError(
                 "audit.truncated",

@@ -6,6 +6,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, ChainReader, Head, Record, verify_log
 from sealane.daemon.broker.audit import AuditLog, Cutting
+from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.audit_segments import segment_paths
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
@@ -29,12 +30,15 @@ class Keeper:
         self._path.write_bytes(head.sequence.to_bytes(8, "big") + head.digest)
 
 
-async def opened(directory: Path, cutting: Cutting | None = None) -> AuditLog:
+async def opened(
+    directory: Path, cutting: Cutting | None = None, retention: Retention | None = None
+) -> AuditLog:
     return await AuditLog.open(
         directory / "audit.jsonl",
         keeper=Keeper(directory / "head"),
         signing_key=KEY,
         cutting=cutting,
+        retention=retention,
     )
 
 

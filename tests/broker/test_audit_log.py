@@ -14,7 +14,8 @@ from patience import PATIENCE_SECONDS
 from sealane.crypto.audit import GENESIS, Head, Record, verify_log
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import audit_segments
-from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, RegistryHead
+from sealane.daemon.broker.audit import CHECKPOINT_RECORDS
+from sealane.daemon.broker.audit_head import RegistryHead
 from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore

@@ -281,7 +281,7 @@ async def main():
         is_cutting = False
     log._cut = counted
     number = 0
-    while len(log.segments()) < 2:
+    while len(log._segments) < 2:
         print(number, flush=True)
         await log.record("k", subject="s", outcome="done", number=number)
         number += 1

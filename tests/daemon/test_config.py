@@ -58,8 +58,9 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
-            "attestation_listen, audit_segment_bytes, audit_segment_hours, card_roots, "
-            "collateral_dir, counter_index, counters, device_init, etcd, head_seconds, hsm, instance, key_file, listen, policy_file, "
+            "attestation_listen, audit_keep_bytes, audit_keep_days, audit_segment_bytes, "
+            "audit_segment_hours, card_roots, collateral_dir, counter_index, counters, "
+            "device_init, etcd, head_seconds, hsm, instance, key_file, listen, policy_file, "
             "policy_owner_key, store, tpm_roots [config.key.unknown]"
         ),
     ),
