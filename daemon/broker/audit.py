@@ -129,7 +129,7 @@ class AuditLog:
         self._signing_key = signing_key
         self._cutting = cutting
         self._retention = retention
-        self.forwarded: int | None = None
+        self.forwarded = 0 if retention.is_forwarded else None
         """Number of the last record that a collector has; None if records aren't forwarded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")
         # Filled by the event loop, emptied by the thread.
@@ -146,6 +146,7 @@ class AuditLog:
         self._written = chain.head
         self._kept = chain.head
         self._keeping = asyncio.Lock()
+        self._advanced = asyncio.Event()
         self._failure: OSError | None = None
         self._checkpointed = chain.head.sequence
         self._size = os.fstat(file.fileno()).st_size
@@ -228,6 +229,12 @@ class AuditLog:
         if self._size >= self._cutting.bytes_max:
             await self._cut()
 
+    async def advanced(self, sequence: int) -> None:
+        """Wait until `head` is beyond record `sequence`; for one caller."""
+        while self._kept.sequence <= sequence:
+            self._advanced.clear()
+            await self._advanced.wait()
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[list[Segment]]:
         """Yield the segments, oldest first; none of their files is removed within the block."""
@@ -266,6 +273,11 @@ class AuditLog:
                 "audit.reserve", subject="broker", outcome="done", refusals_not_recorded=missed
             )
         self._may_cut = True
+        has_unsigned = self._chain.head.sequence > self._checkpointed
+        if self.forwarded is not None and has_unsigned and not self._is_low:
+            # So that a receiver can soon check what it got.
+            self._append_checkpoint()
+            await self._settle(self._chain.head.sequence)
         segment = self._segments[-1]
         has_records = self._chain.head.sequence > segment.before.sequence + 1
         if has_records and utc_now() - segment.started >= self._cutting.age:
@@ -339,6 +351,7 @@ class AuditLog:
                 written = self._written
                 await self._keeper.keep(written)
                 self._kept = written
+                self._advanced.set()
 
     def _write_pending(self) -> None:
         if self._failure is None:

@@ -11,10 +11,14 @@ from sealane.daemon.broker.audit_segments import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How much of the log is kept: None is everything."""
+    """How much of the log is kept: None is everything.
+
+    If `is_forwarded`, only what a collector has may be retired.
+    """
 
     age: dt.timedelta | None = None
     bytes_max: int | None = None
+    is_forwarded: bool = False
 
 
 def beginning_after(

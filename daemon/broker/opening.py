@@ -35,6 +35,7 @@ from sealane.protocol.kinds import AnchorKind
 
 STORE_NAME: Final = "broker.sqlite"
 AUDIT_NAME: Final = "audit.jsonl"
+FORWARDED_NAME: Final = "audit.forwarded"
 STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
 
@@ -86,6 +87,7 @@ async def opened_broker(
             retention=Retention(
                 age=dt.timedelta(days=config.audit_keep_days) if config.audit_keep_days else None,
                 bytes_max=config.audit_keep_bytes,
+                is_forwarded=config.audit_forward is not None,
             ),
         )
         stack.push_async_callback(audit.close)
