@@ -183,7 +183,8 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
         reader.require(head)
     output.show_one(
         {
-            "records": reader.head.sequence,
+            "records": reader.head.sequence - reader.beginning.sequence,
+            "retired before them": reader.beginning.sequence,
             "head": f"{reader.head.sequence}:{reader.head.digest.hex()}",
             "signed by the broker": "not checked" if signer is None else reader.signed_sequence,
             "head is the expected one": "not checked" if head is None else "yes",
@@ -216,7 +217,13 @@ async def _audit_export(client: Client, options: argparse.Namespace, output: Out
     with options.file.open("rb") as written:
         reader = verify_log((line.removesuffix(b"\n") for line in written), signer=None)
     reader.require(head)
-    output.show_one({"records": head.sequence, "head": f"{head.sequence}:{head.digest.hex()}"})
+    output.show_one(
+        {
+            "records": head.sequence - reader.beginning.sequence,
+            "retired before them": reader.beginning.sequence,
+            "head": f"{head.sequence}:{head.digest.hex()}",
+        }
+    )
 
 
 def _head(text: str) -> Head:

@@ -5,6 +5,11 @@ changed, removed or inserted without changing all later ones. A checkpoint is a 
 broker's signature over its place in the chain, which authenticates all lines before it. Truncation
 of the end can only be detected with a head that is kept elsewhere. Records hold no secrets: callers
 pass names, ids, digests and numbers.
+
+A log consists of segments, files that are cut at some size or age. The first record of each but the
+first is signed, too. It names the segment before it and where the log now begins: the record before
+the first one that is kept. So a log whose oldest segments were retired differs from one that lost
+its beginning otherwise.
 """
 
 import base64
@@ -25,7 +30,9 @@ from sealane.errors import UsageError, VerificationError
 
 LINE_BYTES_MAX: Final = 8192
 CHECKPOINT: Final = "audit.checkpoint"
+SEGMENT: Final = "audit.segment"
 
+_SEQUENCE_MAX: Final = 2**64 - 1
 _TEXT_CHARACTERS_MAX: Final = 512
 _ITEMS_MAX: Final = 64
 # Fits even in the worst case: a line of 64 items, each with a name and this many characters.
@@ -76,14 +83,18 @@ class Record:
         if (
             values.keys() != _MEMBERS
             or not isinstance(sequence, int)
+            or not 1 <= sequence <= _SEQUENCE_MAX
             or not isinstance(detail, dict)
         ):
             raise malformed
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
         try:
+            time = dt.datetime.fromisoformat(texts["time"])
+            if time.tzinfo is None:
+                raise malformed
             return cls(
                 sequence=sequence,
-                time=dt.datetime.fromisoformat(texts["time"]),
+                time=time,
                 kind=texts["kind"],
                 subject=texts["subject"],
                 outcome=texts["outcome"],
@@ -152,6 +163,33 @@ class Chain:
         self.head = _after(self.head, line)
         return self.head
 
+    def segment(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        former: str,
+        beginning: Head,
+        now: dt.datetime,
+    ) -> bytes:
+        """Return the signed first record of the segment after the one named `former`.
+
+        The log then begins after the record `beginning`: `GENESIS` unless segments were retired.
+        """
+        signed = _segmented(self.head, former, beginning)
+        return self.append(
+            SEGMENT,
+            subject="broker",
+            outcome="done",
+            reason="",
+            detail={
+                "former": former,
+                "retired_digest": beginning.digest,
+                "retired_sequence": beginning.sequence,
+                "signature": base64.b64encode(key.sign(signed, ec.ECDSA(SHA256()))).decode(),
+            },
+            now=now,
+        )
+
     def checkpoint(self, key: ec.EllipticCurvePrivateKey, *, now: dt.datetime) -> bytes:
         """Return a checkpoint over all lines so far, signed with the broker's key."""
         signature = key.sign(_checkpointed(self.head), ec.ECDSA(SHA256()))
@@ -165,12 +203,55 @@ class Chain:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStart:
+    """First record of a segment: `before` it, the `former` segment, where the log then began."""
+
+    before: Head
+    former: str
+    beginning: Head
+
+    @classmethod
+    def of(cls, record: Record, *, signer: ec.EllipticCurvePublicKey | None) -> "SegmentStart":
+        """Return what the record says, checked with `signer` unless that is None.
+
+        VerificationError `audit.record.malformed` or `audit.checkpoint.signature`.
+        """
+        detail = record.detail
+        former, sequence = detail.get("former"), detail.get("retired_sequence")
+        digest = detail.get("retired_digest")
+        malformed = VerificationError(
+            "audit.record.malformed",
+            f"record {record.sequence} of the audit log does not begin a segment",
+        )
+        if (
+            record.kind != SEGMENT
+            or not isinstance(former, str)
+            or not isinstance(sequence, int)
+            or not 0 <= sequence < record.sequence
+            or not isinstance(digest, str)
+        ):
+            raise malformed
+        try:
+            beginning = Head(sequence=sequence, digest=bytes.fromhex(digest))
+        except ValueError as error:
+            raise malformed from error
+        before = Head(sequence=record.sequence - 1, digest=record.previous)
+        if signer is not None:
+            _check_signature(record, _segmented(before, former, beginning), signer)
+        return cls(before=before, former=former, beginning=beginning)
+
+
 class ChainReader:
     """Checks successive lines, from the first record of a log on."""
 
     def __init__(self, signer: ec.EllipticCurvePublicKey | None) -> None:
         """Check checkpoints with `signer`; without one they are counted as unsigned."""
         self._signer = signer
+        self._is_begun = False
+        self._is_retired = True
+        self.beginning = GENESIS
+        """The record before the first one read."""
         self.head = GENESIS
         self.signed_sequence = 0
 
@@ -181,11 +262,31 @@ class ChainReader:
         `audit.checkpoint.signature`, with the number of the record.
         """
         record = Record.decode(line)
+        if not self._is_begun:
+            self._begin(record)
         _check_follows(record, self.head)
+        if record.kind == SEGMENT:
+            start = SegmentStart.of(record, signer=self._signer)
+            self._is_retired |= start.beginning == self.beginning
         if record.kind == CHECKPOINT and self._signer is not None:
-            self._check(record, self._signer)
+            _check_signature(record, _checkpointed(self.head), self._signer)
+        if record.kind in {CHECKPOINT, SEGMENT} and self._signer is not None:
+            self.signed_sequence = self.head.sequence
         self.head = _after(self.head, line)
         return record
+
+    def require_beginning(self) -> None:
+        """Raise VerificationError `audit.beginning.missing` unless the whole log was read.
+
+        A log may begin after record 1 only where one of its segments says that what came before was
+        retired. Call it after the last line.
+        """
+        if not self._is_retired:
+            raise VerificationError(
+                "audit.beginning.missing",
+                f"the audit log begins with record {self.beginning.sequence + 1}, and none of its "
+                "records says that those before were retired",
+            )
 
     def require(self, head: Head) -> None:
         """Raise VerificationError `audit.truncated` unless the log ends at `head`.
@@ -199,16 +300,12 @@ class ChainReader:
                 "acknowledged, or different ones",
             )
 
-    def _check(self, record: Record, signer: ec.EllipticCurvePublicKey) -> None:
-        try:
-            signature = base64.b64decode(str(record.detail.get("signature")), validate=True)
-            signer.verify(signature, _checkpointed(self.head), ec.ECDSA(SHA256()))
-        except (InvalidSignature, binascii.Error) as error:
-            raise VerificationError(
-                "audit.checkpoint.signature",
-                f"checkpoint {record.sequence} of the audit log is not signed by this broker",
-            ) from error
-        self.signed_sequence = self.head.sequence
+    def _begin(self, record: Record) -> None:
+        self._is_begun = True
+        if record.sequence > 1:
+            self.beginning = Head(sequence=record.sequence - 1, digest=record.previous)
+            self.head = self.beginning
+            self._is_retired = False
 
 
 def verify_log(lines: Iterable[bytes], *, signer: ec.EllipticCurvePublicKey | None) -> ChainReader:
@@ -216,6 +313,7 @@ def verify_log(lines: Iterable[bytes], *, signer: ec.EllipticCurvePublicKey | No
     reader = ChainReader(signer)
     for line in lines:
         reader.read(line)
+    reader.require_beginning()
     return reader
 
 
@@ -230,6 +328,28 @@ def _check_follows(record: Record, head: Head) -> None:
 
 def _after(head: Head, line: bytes) -> Head:
     return Head(sequence=head.sequence + 1, digest=hashlib.sha256(line).digest())
+
+
+def _check_signature(record: Record, signed: bytes, signer: ec.EllipticCurvePublicKey) -> None:
+    try:
+        signature = base64.b64decode(str(record.detail.get("signature")), validate=True)
+        signer.verify(signature, signed, ec.ECDSA(SHA256()))
+    except (InvalidSignature, binascii.Error) as error:
+        raise VerificationError(
+            "audit.checkpoint.signature",
+            f"checkpoint {record.sequence} of the audit log is not signed by this broker",
+        ) from error
+
+
+def _segmented(head: Head, former: str, beginning: Head) -> bytes:
+    return fields(
+        "sealane audit segment v1",
+        head.sequence.to_bytes(8, "big"),
+        head.digest,
+        former.encode(),
+        beginning.sequence.to_bytes(8, "big"),
+        beginning.digest,
+    )
 
 
 def _checkpointed(head: Head) -> bytes:

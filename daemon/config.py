@@ -112,6 +112,19 @@ class EtcdConfig(Section):
         return self
 
 
+class AuditForwardConfig(Section):
+    """The syslog collector that a broker's audit log is forwarded to."""
+
+    address: PeerAddress
+    ca_file: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ca_file is None and not is_loopback(self.address):
+            raise ValueError("only a loopback address without ca_file (TLS)")
+        return self
+
+
 # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
 NvIndex = Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)]
 
@@ -145,6 +158,11 @@ class BrokerConfig(Section):
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    audit_segment_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 64 << 20
+    audit_segment_hours: Annotated[int, Field(ge=1, le=24 * 366)] = 24 * 7
+    audit_keep_days: Annotated[int, Field(ge=1, le=36600)] | None = None
+    audit_keep_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 50)] | None = None
+    audit_forward: AuditForwardConfig | None = None
     device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
     card_roots: AbsolutePath | None = None

@@ -1,4 +1,4 @@
-"""The broker's audit log: an append-only file of chained records (sealane.crypto.audit).
+"""The broker's audit log: append-only files of chained records (sealane.crypto.audit).
 
 `record` returns once the record is durable and the store holds the new head of the log. So the
 record of anything granted after that can't be removed unnoticed. Concurrent records share one
@@ -8,24 +8,48 @@ Space behind the end of the file is reserved (sealane.daemon.runtime.reserve). W
 can't be kept full, the log is *low*: grants and actions are still recorded, into the reserve, but
 refusals are only counted, so nobody can use up the reserve by being refused. A log that can't be
 written at all refuses everything and ends the broker: nothing is granted without a record.
+
+From a size or age on, the log is cut: it continues in another file, a segment
+(sealane.daemon.broker.audit_segments). The order of events: the draft of the segment is made, with
+a reserve of its own; all records before the cut are synced; the segment's first record is written
+into the draft and synced; the draft gets its name, and the directory is synced; the former segment
+is closed. Without space for the draft's reserve, the log goes on in its file.
+
+A cut also retires the oldest segments, if the configuration says so: the first record of the new
+segment says where the log begins from then on. Their files are removed once the store's head covers
+that record, or at the next inspection or start.
 """
 
 import asyncio
+import contextlib
+import datetime as dt
 import errno
-import hashlib
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Outcome, Record
-from sealane.daemon.broker.records import AuditHeadRecord, instance_name
-from sealane.daemon.broker.registry import Registry
+from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
+from sealane.daemon.broker.audit_head import HeadKeeper
+from sealane.daemon.broker.audit_retention import Retention, beginning_after
+from sealane.daemon.broker.audit_segments import (
+    Recovered,
+    Segment,
+    draft_path,
+    identity,
+    last_digest,
+    open_segments,
+    remove_segments,
+    retired_segments,
+    segment_path,
+)
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import sync_directory
 from sealane.daemon.runtime.logs import get_logger
@@ -36,17 +60,34 @@ from sealane.errors import UnavailableError, VerificationError
 # the store.
 CHECKPOINT_RECORDS: Final = 256
 
-_BLOCK_BYTES: Final = 1 << 16
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutting:
+    """From which size or age of a segment on the log continues in another one."""
+
+    bytes_max: int = 64 << 20
+    age: dt.timedelta = dt.timedelta(days=7)
 
 
-class HeadKeeper(Protocol):
-    """Stores the head of the log where someone who can truncate the log has no access."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A line to write; `begins` is the segment of which it is the first.
 
-    async def read(self) -> Head:
-        """Return the head stored last, or `GENESIS`."""
+    With such a line, the log begins after the record `beginning`.
+    """
 
-    async def keep(self, head: Head) -> None:
-        """Store `head` durably."""
+    content: bytes
+    head: Head
+    begins: Segment | None = None
+    beginning: Head = GENESIS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """The file that the next segment will be, with its reserve."""
+
+    file: BinaryIO
+    reserve: Reserve
 
 
 class Audit(Protocol):
@@ -67,28 +108,45 @@ class Audit(Protocol):
 
 
 class AuditLog:
-    """Owner of the file. `open` creates one; `close` ends its thread with a last checkpoint."""
+    """Owner of the files. `open` creates one; `close` ends its thread with a last checkpoint."""
 
     def __init__(
         self,
-        file: BinaryIO,
+        recovered: Recovered,
         *,
         path: Path,
-        chain: Chain,
         keeper: HeadKeeper,
         signing_key: ec.EllipticCurvePrivateKey,
+        cutting: Cutting,
+        retention: Retention,
     ) -> None:
         self.path = path
+        file = recovered.file
+        chain = Chain(recovered.head)
         self._file = file
         self._chain = chain
         self._keeper = keeper
         self._signing_key = signing_key
+        self._cutting = cutting
+        self._retention = retention
+        self.forwarded = 0 if retention.is_forwarded else None
+        """Number of the last record that a collector has; None if records aren't forwarded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")
         # Filled by the event loop, emptied by the thread.
-        self._pending: deque[tuple[bytes, Head]] = deque()
+        self._pending: deque[_Line] = deque()
+        # Replaced by the thread; the last one is `_file`.
+        self._segments = recovered.segments
+        self._beginning = recovered.beginning
+        self._readers = 0
+        self._reading = threading.Lock()
+        self._draft: _Draft | None = None
+        self._is_cutting = False
+        # Without space for a segment, the next attempt is at an inspection.
+        self._may_cut = True
         self._written = chain.head
         self._kept = chain.head
         self._keeping = asyncio.Lock()
+        self._advanced = asyncio.Event()
         self._failure: OSError | None = None
         self._checkpointed = chain.head.sequence
         self._size = os.fstat(file.fileno()).st_size
@@ -99,21 +157,35 @@ class AuditLog:
 
     @classmethod
     async def open(
-        cls, path: Path, *, keeper: HeadKeeper, signing_key: ec.EllipticCurvePrivateKey
+        cls,
+        path: Path,
+        *,
+        keeper: HeadKeeper,
+        signing_key: ec.EllipticCurvePrivateKey,
+        cutting: Cutting | None = None,
+        retention: Retention | None = None,
     ) -> "AuditLog":
         """Open or create the log at `path`.
 
-        All records up to the stored head must be there: VerificationError `audit.truncated`. A torn
-        last line after the head was never acknowledged and is removed. Complete records after the
+        All records up to the stored head must be there: VerificationError `audit.truncated`; so
+        must all segments since the log's recorded beginning: `audit.beginning.missing`. A torn last
+        line after the head was never acknowledged and is removed. Complete records after the
         head are kept, and an `audit.recovered` record counts them.
         """
         kept = await keeper.read()
         try:
-            file, recovery = await asyncio.to_thread(_open_file, path, kept)
+            recovery = await asyncio.to_thread(
+                open_segments, path, kept, signer=signing_key.public_key()
+            )
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{path}: {error.strerror}") from error
         log = cls(
-            file, path=path, chain=Chain(recovery.head), keeper=keeper, signing_key=signing_key
+            recovery,
+            path=path,
+            keeper=keeper,
+            signing_key=signing_key,
+            cutting=cutting or Cutting(),
+            retention=retention or Retention(),
         )
         log._kept = kept
         await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
@@ -150,10 +222,30 @@ class AuditLog:
         line = self._chain.append(
             kind, subject=subject, outcome=outcome, reason=reason, detail=detail, now=now
         )
-        self._pending.append((line, self._chain.head))
+        self._pending.append(_Line(content=line, head=self._chain.head))
         if self._chain.head.sequence - self._checkpointed >= CHECKPOINT_RECORDS:
             self._append_checkpoint()
         await self._settle(self._chain.head.sequence)
+        if self._size >= self._cutting.bytes_max:
+            await self._cut()
+
+    async def advanced(self, sequence: int) -> None:
+        """Wait until `head` is beyond record `sequence`; for one caller."""
+        while self._kept.sequence <= sequence:
+            self._advanced.clear()
+            await self._advanced.wait()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[list[Segment]]:
+        """Yield the segments, oldest first; none of their files is removed within the block."""
+        with self._reading:
+            self._readers += 1
+            segments = list(self._segments)
+        try:
+            yield segments
+        finally:
+            with self._reading:
+                self._readers -= 1
 
     @property
     def is_low(self) -> bool:
@@ -165,9 +257,10 @@ class AuditLog:
         await self._troubled.wait()
 
     async def inspect(self) -> None:
-        """Check that the file still ends with the last record, and refill the reserve.
+        """Check the files' names and sizes and the last record, and refill the reserve.
 
-        VerificationError `audit.truncated`; UnavailableError `audit.unwritable`.
+        Cuts the log if its last segment has the age for that. VerificationError `audit.truncated`;
+        UnavailableError `audit.unwritable`.
         """
         was_low = self._is_low
         await asyncio.get_running_loop().run_in_executor(self._thread, self._inspect_file)
@@ -179,6 +272,16 @@ class AuditLog:
             await self.record(
                 "audit.reserve", subject="broker", outcome="done", refusals_not_recorded=missed
             )
+        self._may_cut = True
+        has_unsigned = self._chain.head.sequence > self._checkpointed
+        if self.forwarded is not None and has_unsigned and not self._is_low:
+            # So that a receiver can soon check what it got.
+            self._append_checkpoint()
+            await self._settle(self._chain.head.sequence)
+        segment = self._segments[-1]
+        has_records = self._chain.head.sequence > segment.before.sequence + 1
+        if has_records and utc_now() - segment.started >= self._cutting.age:
+            await self._cut()
 
     async def close(self) -> None:
         """Write a last checkpoint, wait for the thread and close the file."""
@@ -187,10 +290,49 @@ class AuditLog:
             await self._settle(self._chain.head.sequence)
         self._thread.shutdown(wait=True)
         self._file.close()
+        if self._draft is not None:
+            self._draft.file.close()
+
+    async def _cut(self) -> None:
+        """Continue the log in another segment, unless there is no space for one."""
+        if self._is_cutting or self._is_low or not self._may_cut:
+            return
+        self._is_cutting = True
+        try:
+            loop = asyncio.get_running_loop()
+            if not await loop.run_in_executor(self._thread, self._prepare_segment):
+                self._may_cut = False
+                return
+            self._append_segment()
+            await self._settle(self._chain.head.sequence)
+            await loop.run_in_executor(self._thread, self._remove_retired)
+        finally:
+            self._is_cutting = False
+
+    def _append_segment(self) -> None:
+        before, now = self._chain.head, utc_now()
+        closed = [*self._segments[:-1], replace(self._segments[-1], size=self._size)]
+        beginning = beginning_after(closed, self._retention, now=now, forwarded=self.forwarded)
+        line = self._chain.segment(
+            self._signing_key,
+            former=self._segments[-1].path.name,
+            beginning=beginning,
+            now=now,
+        )
+        self._checkpointed = self._chain.head.sequence
+        begins = Segment(
+            path=segment_path(self.path, self._chain.head.sequence),
+            before=before,
+            started=now,
+            identity=(0, 0),
+        )
+        self._pending.append(
+            _Line(content=line, head=self._chain.head, begins=begins, beginning=beginning)
+        )
 
     def _append_checkpoint(self) -> None:
         line = self._chain.checkpoint(self._signing_key, now=utc_now())
-        self._pending.append((line, self._chain.head))
+        self._pending.append(_Line(content=line, head=self._chain.head))
         self._checkpointed = self._chain.head.sequence
 
     async def _settle(self, sequence: int) -> None:
@@ -209,23 +351,101 @@ class AuditLog:
                 written = self._written
                 await self._keeper.keep(written)
                 self._kept = written
+                self._advanced.set()
 
     def _write_pending(self) -> None:
-        if self._failure is None and self._pending:
-            pending = [self._pending.popleft() for _ in range(len(self._pending))]
-            content = b"".join(line for line, _ in pending)
+        if self._failure is None:
             try:
-                if self._file.write(content) != len(content):
-                    raise OSError(errno.ENOSPC, "only part of a record could be written")  # noqa: TRY301
-                os.fdatasync(self._file.fileno())
-                self._size += len(content)
-                self._extend_reserve()
+                while self._pending:
+                    self._write_some()
             except OSError as error:
                 # The content of the file is unknown now: nothing is recorded until the next start.
                 self._failure = error
-            else:
-                self._written = pending[-1][1]
         self._check()
+
+    def _write_some(self) -> None:
+        """Write the first pending line, and those that follow it in the same segment."""
+        lines = [self._pending.popleft()]
+        if lines[0].begins is not None:
+            self._begin_segment(lines[0].begins, lines[0].content)
+            self._beginning = lines[0].beginning
+        else:
+            for _ in range(len(self._pending)):
+                if self._pending[0].begins is not None:
+                    break
+                lines.append(self._pending.popleft())
+            content = b"".join(line.content for line in lines)
+            _write(self._file, content)
+            self._size += len(content)
+        self._written = lines[-1].head
+        self._extend_reserve()
+
+    def _prepare_segment(self) -> bool:
+        """Make the draft of the next segment; return False if there is no space for it."""
+        if self._draft is not None:
+            return True
+        path = draft_path(self.path)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
+            try:
+                reserve = Reserve(file.fileno())
+                if not reserve.extend(0, wholly=True):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+            except OSError:
+                file.close()
+                path.unlink()
+                raise
+        except OSError as error:
+            get_logger().warning(
+                "audit_segment_not_begun",
+                path=str(path),
+                message=f"the audit log can't be cut and grows in its last file: {error.strerror}",
+            )
+            return False
+        self._draft = _Draft(file=file, reserve=reserve)
+        return True
+
+    def _begin_segment(self, segment: Segment, line: bytes) -> None:
+        """Make the draft the log's last segment, with its first line; OSError."""
+        if self._draft is None:
+            raise OSError(errno.EIO, "the draft of a segment is missing")
+        draft, former, former_size = self._draft, self._file, self._size
+        _write(draft.file, line)
+        draft_path(self.path).rename(segment.path)
+        sync_directory(self.path.parent)
+        self._file, self._reserve, self._size, self._draft = (
+            draft.file,
+            draft.reserve,
+            len(line),
+            None,
+        )
+        closed = replace(self._segments[-1], size=former_size)
+        begun = replace(segment, identity=identity(os.fstat(draft.file.fileno())))
+        self._segments = [*self._segments[:-1], closed, begun]
+        # Also frees what was reserved behind its end.
+        os.ftruncate(former.fileno(), former_size)
+        former.close()
+
+    def _remove_retired(self) -> None:
+        """Remove retired segments, unless somebody reads the log or the store may not know yet."""
+        if self._kept.sequence <= self._segments[-1].before.sequence:
+            return
+        with self._reading:
+            if self._readers:
+                return
+            retired = retired_segments(self._segments, self._beginning)
+            self._segments = self._segments[len(retired) :]
+        if retired:
+            names = [segment.path.name for segment in retired]
+            get_logger().info("audit_retired", through=self._beginning.sequence, segments=names)
+        try:
+            remove_segments(retired)
+        except OSError as error:
+            get_logger().warning(
+                "audit_not_removed",
+                message=f"retired segments stay until the next start: {error.strerror}",
+            )
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -252,6 +472,8 @@ class AuditLog:
         self._check()
         try:
             found = self._tail()
+            self._check_closed()
+            self._remove_retired()
             self._extend_reserve(wholly=True)
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{self.path}: {error.strerror}") from error
@@ -266,100 +488,28 @@ class AuditLog:
         """Return the digest of the file's last line; empty if the file at the path was replaced."""
         own = os.fstat(self._file.fileno())
         try:
-            named = self.path.stat()
+            named = self._segments[-1].path.stat()
         except FileNotFoundError:
             return b""
-        if (own.st_dev, own.st_ino, own.st_size) != (named.st_dev, named.st_ino, self._size):
+        if (identity(own), own.st_size) != (identity(named), self._size):
             return b""
-        lines = _lines_backwards(self._file, self._size)
-        if next(lines, b"") != b"":
-            return b""
-        return hashlib.sha256(next(lines, b"")).digest()
+        return last_digest(self._file, self._size)
+
+    def _check_closed(self) -> None:
+        for segment in self._segments[:-1]:
+            with contextlib.suppress(FileNotFoundError):
+                found = segment.path.stat()
+                if (identity(found), found.st_size) == (segment.identity, segment.size):
+                    continue
+            raise VerificationError(
+                "audit.truncated",
+                f"{segment.path}: is not the file that this broker closed: the log was truncated "
+                "or replaced",
+            )
 
 
-class RegistryHead:
-    """Stores the head of a broker's log among the records of the broker's store."""
-
-    def __init__(self, registry: Registry, *, instance: int) -> None:
-        self._registry = registry
-        self._name = instance_name(instance)
-
-    async def read(self) -> Head:
-        """Return the stored head."""
-        stored = await self._registry.audit_heads.get(self._name)
-        if stored is None:
-            return GENESIS
-        return Head(sequence=stored.record.sequence, digest=stored.record.digest)
-
-    async def keep(self, head: Head) -> None:
-        """Replace the stored head; it has a single writer."""
-        record = AuditHeadRecord(sequence=head.sequence, digest=head.digest)
-        await self._registry.commit((), self._registry.audit_heads.sealed(self._name, record))
-
-
-class _Recovery:
-    """Result of `_open_file`."""
-
-    def __init__(self, head: Head, torn_bytes: int) -> None:
-        self.head = head
-        self.torn_bytes = torn_bytes
-
-
-def _open_file(path: Path, kept: Head) -> tuple[BinaryIO, _Recovery]:
-    is_new = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    file = os.fdopen(descriptor, "r+b", buffering=0)
-    try:
-        if is_new:
-            sync_directory(path.parent)
-        recovery = _recover(file, path, kept)
-    except BaseException:
-        file.close()
-        raise
-    return file, recovery
-
-
-def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
-    """Find the end of the chain, which must contain `kept`, and remove a torn line after it."""
-    size = file.seek(0, os.SEEK_END)
-    backwards = _lines_backwards(file, size)
-    torn = next(backwards, b"")
-    behind: list[bytes] = []
-    found = GENESIS if kept == GENESIS else None
-    for line in backwards:
-        record = Record.decode(line)
-        if record.sequence <= kept.sequence:
-            chain = Chain(Head(sequence=record.sequence - 1, digest=record.previous))
-            found = chain.follow(line)
-            break
-        behind.append(line)
-    if found != kept:
-        raise VerificationError(
-            "audit.truncated",
-            f"{path}: does not hold the {kept.sequence} records that were acknowledged: the log "
-            "was truncated, changed, or replaced by an older copy",
-        )
-    chain = Chain(kept)
-    for line in reversed(behind):
-        chain.follow(line)
-    if torn:
-        file.truncate(size - len(torn))
-        os.fsync(file.fileno())
-    return _Recovery(chain.head, len(torn))
-
-
-def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield the text after the last newline (empty unless torn), then the lines, last first."""
-    rest = b""
-    position = size
-    while position:
-        start = max(0, position - _BLOCK_BYTES)
-        file.seek(start)
-        rest = file.read(position - start) + rest
-        position = start
-        *lines, last = reversed(rest.split(b"\n"))
-        yield from lines
-        rest = last
-        if len(rest) > LINE_BYTES_MAX:
-            raise VerificationError("audit.record.malformed", "a line of the audit log is too long")
-    yield rest
+def _write(file: BinaryIO, content: bytes) -> None:
+    """Write and sync; OSError."""
+    if file.write(content) != len(content):
+        raise OSError(errno.ENOSPC, "only part of a record could be written")
+    os.fdatasync(file.fileno())

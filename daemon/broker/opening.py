@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Final
 import grpc
 
 from sealane.crypto.keys import KeyWrapper
-from sealane.daemon.broker.audit import AuditLog, RegistryHead
+from sealane.daemon.broker.audit import AuditLog, Cutting
+from sealane.daemon.broker.audit_head import RegistryHead
+from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_keys
 from sealane.daemon.broker.records import LAST_RESTORE, instance_name
@@ -33,6 +36,7 @@ from sealane.protocol.kinds import AnchorKind
 
 STORE_NAME: Final = "broker.sqlite"
 AUDIT_NAME: Final = "audit.jsonl"
+FORWARDED_NAME: Final = "audit.forwarded"
 STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
 
@@ -79,6 +83,15 @@ async def opened_broker(
             state / AUDIT_NAME,
             keeper=RegistryHead(registry, instance=config.instance),
             signing_key=registry.authority.signing_key,
+            cutting=Cutting(
+                bytes_max=config.audit_segment_bytes,
+                age=dt.timedelta(hours=config.audit_segment_hours),
+            ),
+            retention=Retention(
+                age=dt.timedelta(days=config.audit_keep_days) if config.audit_keep_days else None,
+                bytes_max=config.audit_keep_bytes,
+                is_forwarded=config.audit_forward is not None,
+            ),
         )
         stack.push_async_callback(audit.close)
         await _announce_restore(registry, audit)

@@ -3,13 +3,12 @@
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Final
 
 from google.protobuf import empty_pb2
 
-from sealane.crypto.audit import Head
+from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.runtime.calls import Context
 from sealane.errors import VerificationError
@@ -49,29 +48,33 @@ class PoliciesServicer(policy_pb2_grpc.PoliciesServicer):
 class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
     """Exports the audit log."""
 
-    def __init__(self, path: Path, head: Callable[[], Head]) -> None:
-        """Export the log at `path`; `head` returns its last acknowledged record."""
-        self._path = path
-        self._head = head
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
 
     async def ExportAudit(
         self, request: empty_pb2.Empty, context: Context
     ) -> AsyncIterator[policy_pb2.AuditPart]:
         """Stream the acknowledged records; each part holds the head that they end at."""
-        head = self._head()
-        records = 0
-        with self._path.open("rb") as file:
-            while records < head.sequence:
-                lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
-                if not lines:
-                    raise VerificationError(
-                        "audit.truncated",
-                        f"{self._path}: has {records} of the {head.sequence} records that were "
-                        "acknowledged: the log was truncated",
-                    )
-                part = lines[: head.sequence - records]
-                records += len(part)
-                yield policy_pb2.AuditPart(
-                    lines=b"".join(part), head_sequence=head.sequence, head_digest=head.digest
-                )
+        head = self._log.head
+        with self._log.reading() as segments:
+            read = segments[0].before.sequence
+            for segment in segments:
+                with segment.path.open("rb") as file:
+                    while read < head.sequence:
+                        lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
+                        if not lines:
+                            break
+                        part = lines[: head.sequence - read]
+                        read += len(part)
+                        yield policy_pb2.AuditPart(
+                            lines=b"".join(part),
+                            head_sequence=head.sequence,
+                            head_digest=head.digest,
+                        )
+        if read != head.sequence:
+            raise VerificationError(
+                "audit.truncated",
+                f"{self._log.path}: has {read} of the {head.sequence} records that were "
+                "acknowledged: the log was truncated",
+            )
         yield policy_pb2.AuditPart(head_sequence=head.sequence, head_digest=head.digest)

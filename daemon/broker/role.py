@@ -7,11 +7,12 @@ from typing import Final
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
+from sealane.daemon.broker.audit_forward import AuditForwarder
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
 from sealane.daemon.broker.health import end_with, keep_audit, keep_health
 from sealane.daemon.broker.kek import open_keys
-from sealane.daemon.broker.opening import AUDIT_NAME, OpenedBroker, opened_broker
+from sealane.daemon.broker.opening import FORWARDED_NAME, OpenedBroker, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
@@ -72,6 +73,13 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
             seconds=config.head_seconds,
         ),
     )
+    if config.audit_forward is not None:
+        position = context.state / FORWARDED_NAME
+        forwarder = AuditForwarder(opened.log, config.audit_forward, node=node, position=position)
+        log, shown = opened.log, metrics.broker
+        shown.audit_forwarded_sequence.set_function(lambda: log.forwarded or 0)
+        shown.audit_forward_lag.set_function(lambda: log.head.sequence - (log.forwarded or 0))
+        spawn("broker-audit-forward", forwarder.run())
     anchor = context.state / TRUST_ANCHOR_NAME
     replace_file(anchor, broker.authority.anchor_pem)
     # No secret, and a copy keeps the mode: other nodes' daemons must be able to read theirs.
@@ -117,9 +125,7 @@ def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleC
     """Add the services for the operator: LOCAL_SERVICES."""
     local, broker, instance = context.local, opened.service, opened.instance
     policy_pb2_grpc.add_PoliciesServicer_to_server(PoliciesServicer(verifier.keeper), local)
-    policy_pb2_grpc.add_AuditLogServicer_to_server(
-        AuditLogServicer(context.state / AUDIT_NAME, lambda: broker.audit.head), local
-    )
+    policy_pb2_grpc.add_AuditLogServicer_to_server(AuditLogServicer(opened.log), local)
     snapshots = Snapshots(
         broker.registry, node=context.config.node.name, audit=broker.audit, metrics=context.metrics
     )

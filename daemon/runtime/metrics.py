@@ -106,6 +106,16 @@ class BrokerMetrics:
             "1 while the audit log has no space left but its reserve.",
             registry=registry,
         )
+        self.audit_forwarded_sequence = Gauge(
+            "sealane_broker_audit_forwarded_sequence",
+            "Number of the last audit record that the collector has; 0 without one.",
+            registry=registry,
+        )
+        self.audit_forward_lag = Gauge(
+            "sealane_broker_audit_forward_lag_records",
+            "Audit records that wait to be forwarded.",
+            registry=registry,
+        )
         self.policy_version = Gauge(
             "sealane_broker_policy_version", "Version of the policy in force.", registry=registry
         )

@@ -159,6 +159,7 @@ ReasonId = Literal[
     "attestation.type.refused",
     "attestation.type.unknown",
     "attestation.verifier.mismatch",
+    "audit.beginning.missing",
     "audit.chain.broken",
     "audit.checkpoint.signature",
     "audit.head.unknown",

@@ -7,51 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import empty_pb2
 
+from broker.audit_logs import KEY, Keeper, filled, opened
 from patience import PATIENCE_SECONDS
 from sealane.crypto.audit import GENESIS, Head, Record, verify_log
 from sealane.crypto.keys import WrappingKey
-from sealane.daemon.broker import audit
-from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, RegistryHead
+from sealane.daemon.broker import audit_segments
+from sealane.daemon.broker.audit import CHECKPOINT_RECORDS
+from sealane.daemon.broker.audit_head import RegistryHead
 from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
-
-KEY = ec.generate_private_key(ec.SECP256R1())
-
-
-class Keeper:
-    """Keeps a head outside the log, where an adversary of the log can't change it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def read(self) -> Head:
-        if not self._path.exists():
-            return GENESIS
-        content = self._path.read_bytes()
-        return Head(sequence=int.from_bytes(content[:8], "big"), digest=content[8:])
-
-    async def keep(self, head: Head) -> None:
-        self._path.write_bytes(head.sequence.to_bytes(8, "big") + head.digest)
-
-
-async def opened(directory: Path) -> AuditLog:
-    return await AuditLog.open(
-        directory / "audit.jsonl", keeper=Keeper(directory / "head"), signing_key=KEY
-    )
-
-
-async def filled(directory: Path, count: int = 5) -> Path:
-    log = await opened(directory)
-    for number in range(count):
-        await log.record("lease.grant", subject="s", outcome="granted", number=number)
-    await log.close()
-    return log.path
 
 
 def records(path: Path) -> list[Record]:
@@ -144,7 +113,7 @@ async def test_records_behind_the_head_stay_and_are_said(tmp_path: Path) -> None
 
 async def test_long_tail_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = await filled(tmp_path, 50)
-    monkeypatch.setattr(audit, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(audit_segments, "_BLOCK_BYTES", 100)
     await Keeper(tmp_path / "head").keep(Head(sequence=0, digest=bytes(32)))
     await (await opened(tmp_path)).close()
     assert records(path)[51].detail["unacknowledged_records"] == 51
@@ -236,14 +205,15 @@ async def test_running_broker_notices_what_is_done_to_its_log(
 
 async def test_export_of_a_log_that_was_cut_fails(tmp_path: Path) -> None:
     path = await filled(tmp_path)
-    head = (await Keeper(tmp_path / "head").read()).sequence
+    log = await opened(tmp_path)
     os.truncate(path, len(path.read_bytes().splitlines(keepends=True)[0]))
-    servicer = AuditLogServicer(path, lambda: Head(sequence=head, digest=bytes(32)))
+    servicer = AuditLogServicer(log)
     parts = servicer.ExportAudit(empty_pb2.Empty(), None)  # type: ignore[arg-type]
     assert (await anext(parts)).lines
     with pytest.raises(VerificationError) as caught:
         await asyncio.wait_for(anext(parts), PATIENCE_SECONDS)
     assert caught.value.reason == "audit.truncated"
+    await log.close()
 
 
 async def test_head_is_kept_before_a_record_is_acknowledged(tmp_path: Path) -> None:

@@ -58,9 +58,11 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
-            "attestation_listen, card_roots, collateral_dir, counter_index, counters, "
-            "device_init, etcd, head_seconds, hsm, instance, key_file, listen, next_key, "
-            "policy_file, policy_owner_key, store, tpm_roots [config.key.unknown]"
+            "attestation_listen, audit_forward, audit_keep_bytes, audit_keep_days, "
+            "audit_segment_bytes, audit_segment_hours, card_roots, collateral_dir, "
+            "counter_index, counters, device_init, etcd, head_seconds, hsm, instance, key_file, "
+            "listen, next_key, policy_file, policy_owner_key, store, tpm_roots "
+            "[config.key.unknown]"
         ),
     ),
     "unknown section": (
@@ -239,6 +241,13 @@ MISTAKES = {
         (
             'broker.etcd: found {"endpoints": ["127.0.0.1:2379", "etcd.example:2379"]}; allowed: '
             "only loopback endpoints without ca_file (mutual TLS) [config.value]"
+        ),
+    ),
+    "audit log in the clear": (
+        NODE + BROKER + '[broker.audit_forward]\naddress = "collector.example:6514"\n',
+        (
+            'broker.audit_forward: found {"address": "collector.example:6514"}; allowed: only a '
+            "loopback address without ca_file (TLS) [config.value]"
         ),
     ),
     "half of mutual TLS": (
