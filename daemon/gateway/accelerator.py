@@ -87,6 +87,7 @@ class CardKeeper:
         self._released.set()
         self._settled = asyncio.Event()
         self._connecting = asyncio.Lock()
+        self._giving = asyncio.Lock()
         self._checked: _native.Accelerator | None = None
         self._was_silent = True
         self._sought = -ATTEST_SECONDS
@@ -133,9 +134,15 @@ class CardKeeper:
         """Let volumes use the card with what is new: queues of hosts, keys."""
         self._changed.set()
 
-    def remove(self, volume: _native.GatewayVolume) -> None:
-        """Forget a volume that is about to be closed, which unloads its keys."""
-        self._volumes.discard(volume)
+    async def remove(self, volume: _native.GatewayVolume) -> None:
+        """Take the card from a volume whose queues have ended, with its keys, and forget it.
+
+        Until then the volume counts as one that uses the card.
+        """
+        try:
+            await self._let_use(volume, None)
+        finally:
+            self._volumes.discard(volume)
 
     def lose(self, reason: str) -> None:
         """Give the card up: a volume has, for `reason`."""
@@ -309,16 +316,25 @@ class CardKeeper:
             try:
                 left += await asyncio.to_thread(volume.rest_accelerator)
             except _native.QueueClosedError:
-                self.remove(volume)
+                self._volumes.discard(volume)
         return left
 
     async def _give(self, card: _native.Accelerator | None) -> None:
         """Let all volumes use a card, with their newest keys and queues; or none."""
         for volume in [*self._volumes]:
+            await self._let_use(volume, card)
+
+    async def _let_use(
+        self, volume: _native.GatewayVolume, card: _native.Accelerator | None
+    ) -> None:
+        async with self._giving:
+            # It may have been removed while this waited.
+            if volume not in self._volumes:
+                return
             try:
                 await asyncio.to_thread(volume.accelerate, card)
             except _native.QueueClosedError:
-                self.remove(volume)
+                self._volumes.discard(volume)
 
     def _report(self, error: OSError | Error) -> None:
         if isinstance(error, OSError):

@@ -1,0 +1,77 @@
+"""What becomes of a card and its keys when an operator's decision meets something else."""
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from accelerators.fakes import LABEL, Volume, attached, kept
+from sealane.daemon.gateway import accelerator
+from sealane.daemon.gateway.accelerator import CardState
+from sealane.daemon.gateway.data_path import AttachedVolume, Gateway
+from sealane.daemon.nvme.exported import Exported
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "RECHECK_SECONDS", 0.05)
+
+
+async def test_a_volume_uses_the_card_until_its_queues_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, volume = Gateway(traddr="127.0.0.1", trsvcid=0), Volume()
+    ended = asyncio.Event()
+
+    async def end_export(exported: Exported) -> None:
+        await ended.wait()
+
+    monkeypatch.setattr(gateway.listener, "end_export", end_export)
+    async with kept(tmp_path) as made:
+        gateway.accelerator = made.keeper
+        made.keeper.add(volume.native)
+        await made.wait(CardState.IN_USE)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(gateway.detach(cast("AttachedVolume", attached(volume))))
+            await asyncio.sleep(0.1)
+            volume.jobs = 1
+            await made.calls.disable(LABEL)
+            await asyncio.sleep(0.1)
+            assert made.keeper.state is CardState.DISABLING, "a leaving volume still has a job"
+            volume.jobs = 0
+            await made.wait(CardState.DISABLED)
+            assert volume.card is None
+            ended.set()
+        assert not made.keeper.volume_count
+
+
+async def test_a_volume_that_has_left_has_no_keys_at_the_card(tmp_path: Path) -> None:
+    gateway, volume = Gateway(traddr="127.0.0.1", trsvcid=0), Volume()
+    async with kept(tmp_path) as made:
+        gateway.accelerator = made.keeper
+        made.keeper.add(volume.native)
+        await made.wait(CardState.IN_USE)
+        await asyncio.sleep(0.1)
+        assert volume.card is not None
+        await gateway.detach(cast("AttachedVolume", attached(volume)))
+        assert volume.card is None, "it may stay open, suspended, while the card is disabled"
+        await asyncio.sleep(0.2)
+        assert volume.card is None, "the card in use is not given to it again"
+
+
+async def test_a_volume_that_leaves_while_others_get_the_card_does_not_get_it(
+    tmp_path: Path,
+) -> None:
+    volumes = [Volume(), Volume()]
+    for volume in volumes:
+        volume.seconds = 0.1
+    async with kept(tmp_path) as made:
+        for volume in volumes:
+            made.keeper.add(volume.native)
+        await made.wait(CardState.IN_USE)
+        # Both are about to get it: one is first, the other waits.
+        await asyncio.sleep(0.05)
+        await asyncio.gather(*(made.keeper.remove(volume.native) for volume in volumes))
+        await asyncio.sleep(0.3)
+        assert [volume.card for volume in volumes] == [None, None]
