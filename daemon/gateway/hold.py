@@ -15,7 +15,10 @@ _DIRECTORY: Final = "accelerators"
 
 
 class Hold(StrEnum):
-    """A decision about a card: to use it, to stop it until the daemon's next start, or for good."""
+    """A decision about a card: to use it, to stop it until the daemon's next start, or for good.
+
+    In this order: each is stricter than those before it.
+    """
 
     NONE = "none"
     DRAINED = "drained"

@@ -1,11 +1,14 @@
 """Operators' hold on a gateway's accelerator card: probe, enable, disable, drain."""
 
 import asyncio
+from typing import Final
 
 from sealane.daemon.gateway.accelerator import CardKeeper, CardState
 from sealane.daemon.gateway.hold import DisabledCard, Hold
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
+
+_STRICTNESS: Final = list(Hold).index
 
 
 class OffloadService:
@@ -81,13 +84,13 @@ class OffloadService:
     def drain(self, label: str) -> CardKeeper:
         """Begin to stop the use of a card until the next start. Idempotent."""
         keeper, _ = self._find(label)
-        if keeper.hold is not Hold.DISABLED:
-            self._stop(keeper, Hold.DRAINED)
+        self._stop(keeper, Hold.DRAINED)
         return keeper
 
     def _stop(self, keeper: CardKeeper, hold: Hold) -> None:
         # It stops also an `enable` that has not decided yet.
         self._stops += 1
+        hold = max(keeper.hold, hold, key=_STRICTNESS)
         if keeper.hold is not hold:
             keeper.decide(hold)
             get_logger().info("accelerator_stopping", label=keeper.source.label, hold=str(hold))

@@ -6,11 +6,13 @@ from typing import cast
 
 import pytest
 
-from accelerators.fakes import LABEL, Volume, attached, kept
+from accelerators.fakes import LABEL, Kept, Volume, attached, kept
 from sealane.daemon.gateway import accelerator
 from sealane.daemon.gateway.accelerator import CardState
 from sealane.daemon.gateway.data_path import AttachedVolume, Gateway
+from sealane.daemon.gateway.hold import Hold
 from sealane.daemon.nvme.exported import Exported
+from sealane.errors import Error
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +77,28 @@ async def test_a_volume_that_leaves_while_others_get_the_card_does_not_get_it(
         await asyncio.gather(*(made.keeper.remove(volume.native) for volume in volumes))
         await asyncio.sleep(0.3)
         assert [volume.card for volume in volumes] == [None, None]
+
+
+@pytest.mark.parametrize("verb", ["drain", "disable"])
+async def test_a_disabled_card_that_is_stopped_while_it_is_enabled_stays_disabled(
+    tmp_path: Path, verb: str
+) -> None:
+    async with kept(tmp_path) as made:
+        await made.calls.disable(LABEL)
+        await made.wait(CardState.DISABLED)
+        made.attest_seconds = 0.1
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_refused(made, "accelerator.stopped"))
+            await asyncio.sleep(0.05)
+            if verb == "drain":
+                made.calls.drain(LABEL)
+            else:
+                await made.calls.disable(LABEL)
+        assert made.keeper.state is CardState.DISABLED
+        assert made.file.read() is Hold.DISABLED
+
+
+async def _refused(made: Kept, reason: str) -> None:
+    with pytest.raises(Error) as caught:
+        await made.calls.enable(LABEL)
+    assert caught.value.reason == reason
