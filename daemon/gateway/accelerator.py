@@ -8,6 +8,7 @@ card gets no more jobs, ends those that it has, and then loses its keys and its 
 
 import asyncio
 import contextlib
+import copy
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -340,7 +341,8 @@ class CardKeeper:
         if isinstance(error, OSError):
             error = self._unavailable(error)
         is_new = self.failure is None or error.reason != self.failure.reason
-        self.failure = error
+        # A copy: the error's traceback would keep the card's connection.
+        self.failure = copy.copy(error)
         # Once for each change, not once for each attempt.
         if is_new and self._hold is Hold.NONE:
             get_logger().warning(

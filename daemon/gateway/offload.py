@@ -1,6 +1,7 @@
 """Operators' hold on a gateway's accelerator card: probe, enable, disable, drain."""
 
 import asyncio
+import copy
 from typing import Final
 
 from sealane.daemon.gateway.accelerator import CardKeeper, CardState
@@ -65,7 +66,8 @@ class OffloadService:
             await keeper.settled()
             self._check_stops(stops, label)
             if keeper.failure is not None:
-                raise keeper.failure
+                # A copy, as it gets a traceback.
+                raise copy.copy(keeper.failure)
         return keeper
 
     async def disable(self, label: str) -> CardKeeper:

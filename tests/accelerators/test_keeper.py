@@ -98,6 +98,18 @@ async def test_a_disabled_card_that_is_stopped_while_it_is_enabled_stays_disable
         assert made.file.read() is Hold.DISABLED
 
 
+async def test_a_lost_card_that_is_stopped_has_no_connection(tmp_path: Path) -> None:
+    async with kept(tmp_path) as made:
+        await made.wait(CardState.IN_USE)
+        assert made.source.connections == 1
+        made.source.is_right = made.source.is_there = False
+        await made.wait(CardState.NOT_IN_USE)
+        await made.calls.disable(LABEL)
+        await asyncio.sleep(0.05)
+        assert made.keeper.failure is not None
+        assert made.source.connections == 0
+
+
 async def _refused(made: Kept, reason: str) -> None:
     with pytest.raises(Error) as caught:
         await made.calls.enable(LABEL)
