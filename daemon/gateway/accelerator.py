@@ -154,10 +154,10 @@ class CardKeeper:
         """Hold the card from now on, or use it: first the one that `check` returned."""
         self._hold = hold
         self._checked = checked
-        if hold is Hold.NONE:
-            self._settled.clear()
-        else:
+        if hold is not Hold.NONE or self._used.is_set():
             self._settled.set()
+        else:
+            self._settled.clear()
         self._decided.set()
         self._changed.set()
 

@@ -61,6 +61,9 @@ class OffloadService:
                 self._check_stops(stops, label)
                 await asyncio.to_thread(kept.write, is_disabled=False)
                 self._check_stops(stops, label)
+                if keeper.card is not None:
+                    # It has recovered by itself meanwhile.
+                    return keeper
                 keeper.decide(Hold.NONE, checked=checked)
             get_logger().info("accelerator_enabled", label=label)
             await keeper.settled()

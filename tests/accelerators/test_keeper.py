@@ -110,6 +110,22 @@ async def test_a_lost_card_that_is_stopped_has_no_connection(tmp_path: Path) -> 
         assert made.source.connections == 0
 
 
+async def test_an_enable_of_a_card_that_recovers_by_itself_returns_at_once(tmp_path: Path) -> None:
+    async with kept(tmp_path) as made:
+        made.source.is_there = False
+        await asyncio.sleep(0.1)
+        assert made.keeper.state is CardState.NOT_IN_USE
+        made.source.is_there, made.attest_seconds = True, 1
+        async with asyncio.timeout(5):
+            await made.calls.enable(LABEL)
+        assert made.keeper.state is CardState.IN_USE
+        assert made.source.connections == 1, "the one that was checked is not kept"
+        # As another call may find it, which did not see that.
+        made.keeper.decide(Hold.NONE)
+        async with asyncio.timeout(5):
+            await made.keeper.settled()
+
+
 async def _refused(made: Kept, reason: str) -> None:
     with pytest.raises(Error) as caught:
         await made.calls.enable(LABEL)
