@@ -154,10 +154,11 @@ class CardKeeper:
         """Hold the card from now on, or use it: first the one that `check` returned."""
         self._hold = hold
         self._checked = checked
-        if hold is not Hold.NONE or self._used.is_set():
-            self._settled.set()
-        else:
+        if hold is Hold.NONE:
+            # A card in use settles again with its next round.
             self._settled.clear()
+        else:
+            self._settled.set()
         self._decided.set()
         self._changed.set()
 
@@ -188,7 +189,10 @@ class CardKeeper:
         await self._within(self._released)
 
     async def settled(self) -> None:
-        """Return when the card is in use, held or lost; UnavailableError after RELEASE_SECONDS."""
+        """Return when all volumes have the card, or it is held or lost.
+
+        UnavailableError after RELEASE_SECONDS.
+        """
         await self._within(self._settled)
 
     def _unavailable(self, error: OSError) -> UnavailableError:
@@ -248,7 +252,6 @@ class CardKeeper:
             return
         self.card = card
         self._used.set()
-        self._settled.set()
         self.failure = None
         await self._report_health(True)
         get_logger().info(
@@ -266,6 +269,7 @@ class CardKeeper:
                 await asyncio.to_thread(self.source.check, card, accepted)
                 checked = time.monotonic()
             await self._give(card)
+            self._settled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()

@@ -52,26 +52,41 @@ class OffloadService:
         async with self._enabling:
             if keeper.state is CardState.IN_USE:
                 return keeper
-            stops = self._stops
-            if keeper.hold is not Hold.NONE:
+            stops, hold = self._stops, keeper.hold
+            if hold is not Hold.NONE:
                 # A card with one place for a key has none for the check before that.
                 await keeper.released()
             checked = await keeper.check()
-            async with self._writing:
-                self._check_stops(stops, label)
-                await asyncio.to_thread(kept.write, is_disabled=False)
-                self._check_stops(stops, label)
-                if keeper.card is not None:
-                    # It has recovered by itself meanwhile.
-                    return keeper
-                keeper.decide(Hold.NONE, checked=checked)
-            get_logger().info("accelerator_enabled", label=label)
-            await keeper.settled()
             self._check_stops(stops, label)
-            if keeper.failure is not None:
-                # A copy, as it gets a traceback.
-                raise copy.copy(keeper.failure)
+            if keeper.card is not None:
+                # It has recovered by itself meanwhile.
+                return keeper
+            keeper.decide(Hold.NONE, checked=checked)
+            # An error that is raised here must not keep the connection.
+            del checked
+            try:
+                await keeper.settled()
+                self._check_stops(stops, label)
+                _check_use(keeper)
+                # Last, so that a card isn't enabled at the next start unless it was in use.
+                async with self._writing:
+                    self._check_stops(stops, label)
+                    await asyncio.to_thread(kept.write, is_disabled=False)
+                    self._check_stops(stops, label)
+            except BaseException:
+                await self._restore(keeper, kept, hold)
+                raise
+            get_logger().info("accelerator_enabled", label=label)
         return keeper
+
+    async def _restore(self, keeper: CardKeeper, kept: DisabledCard, hold: Hold) -> None:
+        """Undo an `enable`: the card is held as before, or as it was stopped meanwhile."""
+        hold = max(keeper.hold, hold, key=_STRICTNESS)
+        if keeper.hold is not hold:
+            keeper.decide(hold)
+        if hold is Hold.DISABLED:
+            async with self._writing:
+                await asyncio.to_thread(kept.write, is_disabled=True)
 
     async def disable(self, label: str) -> CardKeeper:
         """Begin to stop the use of a card, also for later starts. Idempotent.
@@ -114,3 +129,9 @@ class OffloadService:
                 f"no accelerator {label!r}; this gateway has: {', '.join(known) or 'none'}",
             )
         return self._card
+
+
+def _check_use(keeper: CardKeeper) -> None:
+    if keeper.failure is not None:
+        # A copy, as it gets a traceback.
+        raise copy.copy(keeper.failure)

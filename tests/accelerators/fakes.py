@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.crypto.evidence.cmw import Item
 from sealane.daemon.gateway.accelerator import CardKeeper, CardState
@@ -44,6 +43,13 @@ class Source(CardSource):
         self.is_there = True
         self.is_right = True
 
+    async def wait_connections(self, count: int) -> None:
+        """Wait until there are so many: the thread that made one ends a moment later."""
+        deadline = time.monotonic() + 1
+        while self.connections != count:
+            assert time.monotonic() < deadline, self.connections
+            await asyncio.sleep(0.01)
+
     async def collect(self, nonce: bytes) -> Item:
         return Item("card", nonce)
 
@@ -66,6 +72,7 @@ class Volume:
         self.jobs = 0
         self.seconds = 0.0
         """How long the card takes to load its keys."""
+        self.is_refused = False
 
     @property
     def native(self) -> _native.GatewayVolume:
@@ -79,6 +86,8 @@ class Volume:
 
     def accelerate(self, card: _native.Accelerator | None) -> None:
         time.sleep(self.seconds)
+        if card is not None and self.is_refused:
+            raise OSError("it takes no key")
         self.card = card
 
 
@@ -102,7 +111,7 @@ class Kept:
         await asyncio.sleep(self.attest_seconds)
 
     async def wait(self, state: CardState) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + 10
         while self.keeper.state is not state:
             assert time.monotonic() < deadline, (self.keeper.state, self.keeper.failure)
             await asyncio.sleep(0.01)

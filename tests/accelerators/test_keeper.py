@@ -1,13 +1,15 @@
 """What becomes of a card and its keys when an operator's decision meets something else."""
 
 import asyncio
+import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from accelerators.fakes import LABEL, Kept, Volume, attached, kept
-from sealane.daemon.gateway import accelerator
+from sealane.daemon.gateway import accelerator, hold
 from sealane.daemon.gateway.accelerator import CardState
 from sealane.daemon.gateway.data_path import AttachedVolume, Gateway
 from sealane.daemon.gateway.hold import Hold
@@ -107,7 +109,7 @@ async def test_a_lost_card_that_is_stopped_has_no_connection(tmp_path: Path) -> 
         await made.calls.disable(LABEL)
         await asyncio.sleep(0.05)
         assert made.keeper.failure is not None
-        assert made.source.connections == 0
+        await made.source.wait_connections(0)
 
 
 async def test_an_enable_of_a_card_that_recovers_by_itself_returns_at_once(tmp_path: Path) -> None:
@@ -119,11 +121,65 @@ async def test_an_enable_of_a_card_that_recovers_by_itself_returns_at_once(tmp_p
         async with asyncio.timeout(5):
             await made.calls.enable(LABEL)
         assert made.keeper.state is CardState.IN_USE
-        assert made.source.connections == 1, "the one that was checked is not kept"
+        await made.source.wait_connections(1)
         # As another call may find it, which did not see that.
         made.keeper.decide(Hold.NONE)
         async with asyncio.timeout(5):
             await made.keeper.settled()
+
+
+async def test_an_enable_whose_first_use_fails_changes_nothing(tmp_path: Path) -> None:
+    volume = Volume()
+    volume.is_refused = True
+    async with kept(tmp_path) as made:
+        made.keeper.add(volume.native)
+        await made.calls.disable(LABEL)
+        await made.wait(CardState.DISABLED)
+        await _refused(made, "accelerator.unavailable")
+        await made.wait(CardState.DISABLED)
+        assert made.file.read() is Hold.DISABLED
+        await made.source.wait_connections(0)
+
+
+async def test_a_card_is_disabled_at_a_start_until_its_enable_has_succeeded(tmp_path: Path) -> None:
+    volume = Volume()
+    volume.seconds = 0.2
+    async with kept(tmp_path) as made:
+        made.keeper.add(volume.native)
+        await made.calls.disable(LABEL)
+        await made.wait(CardState.DISABLED)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_refused(made, "accelerator.stopped"))
+            await made.wait(CardState.IN_USE)
+            assert made.file.read() is Hold.DISABLED
+            made.calls.drain(LABEL)
+        await made.wait(CardState.DISABLED)
+        assert made.file.read() is Hold.DISABLED
+        await made.calls.enable(LABEL)
+        assert made.file.read() is Hold.NONE
+
+
+async def test_a_card_whose_enable_cannot_be_kept_is_disabled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(tmp_path) as made:
+        await made.calls.disable(LABEL)
+        await made.wait(CardState.DISABLED)
+        path = tmp_path / "accelerators"
+        with monkeypatch.context() as patched:
+            patched.setattr(hold, "sync_directory", _fail_once(patched, path))
+            await _refused(made, "accelerator.state")
+        await made.wait(CardState.DISABLED)
+        assert made.file.read() is Hold.DISABLED
+
+
+def _fail_once(patched: pytest.MonkeyPatch, path: Path) -> Callable[[Path], None]:
+    def sync(directory: Path) -> None:
+        assert directory == path
+        patched.undo()
+        raise OSError(errno.EIO, "it is not durable")
+
+    return sync
 
 
 async def _refused(made: Kept, reason: str) -> None:
