@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from sealane.daemon.runtime.files import sync_directory, write_durably
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError
 
 _DIRECTORY: Final = "accelerators"
@@ -32,11 +33,15 @@ class DisabledCard:
         self._path = state / _DIRECTORY / f"{label}.disabled"
 
     def read(self) -> Hold:
-        """Return the decision of an earlier process; UnavailableError `accelerator.state`."""
+        """Return the decision of an earlier process; disabled also if that can't be read."""
         try:
-            return Hold.DISABLED if self._path.exists() else Hold.NONE
+            return Hold.DISABLED if _is_there(self._path) else Hold.NONE
         except OSError as error:
-            raise self._failed(error) from error
+            failed = self._failed(error)
+            get_logger().error(
+                "accelerator_disabled", reason=failed.reason, message=str(failed.args[0])
+            )
+            return Hold.DISABLED
 
     def write(self, *, is_disabled: bool) -> None:
         """Keep a decision, durably; UnavailableError `accelerator.state`. Blocks."""
@@ -45,7 +50,7 @@ class DisabledCard:
                 self._path.parent.mkdir(mode=0o700, exist_ok=True)
                 sync_directory(self._path.parent.parent)
                 write_durably(self._path, b"")
-            elif self._path.exists():
+            elif _is_there(self._path):
                 self._path.unlink()
                 sync_directory(self._path.parent)
         except OSError as error:
@@ -53,3 +58,12 @@ class DisabledCard:
 
     def _failed(self, error: OSError) -> UnavailableError:
         return UnavailableError("accelerator.state", f"{self._path}: {error.strerror}")
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a file exists; OSError if that can't be known."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True

@@ -173,6 +173,21 @@ async def test_a_card_whose_enable_cannot_be_kept_is_disabled_again(
         assert made.file.read() is Hold.DISABLED
 
 
+@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.ELOOP])
+async def test_a_card_is_disabled_if_it_cannot_be_read_whether_it_is(
+    tmp_path: Path, number: int
+) -> None:
+    directory = tmp_path / "accelerators"
+    if number == errno.ENOTDIR:
+        directory.write_bytes(b"")
+    else:
+        directory.symlink_to(directory)
+    async with kept(tmp_path) as made:
+        assert made.keeper.state is CardState.DISABLED
+        await _refused(made, "accelerator.state")
+        await made.wait(CardState.DISABLED)
+
+
 def _fail_once(patched: pytest.MonkeyPatch, path: Path) -> Callable[[Path], None]:
     def sync(directory: Path) -> None:
         assert directory == path
