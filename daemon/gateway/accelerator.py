@@ -62,7 +62,8 @@ class CardKeeper:
 
     `accepted` returns the card's evidence with which this gateway is attested. Without it the card
     gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
-    `attest` lets the gateway attest again, and returns when it has.
+    `is_disabled` returns whether operators have disabled the card of a hardware id; it may block,
+    and raise UnavailableError. `attest` lets the gateway attest again, and returns when it has.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class CardKeeper:
         accepted: Callable[[], Item | None],
         attest: Callable[[], Awaitable[None]],
         hold: Hold = Hold.NONE,
+        is_disabled: Callable[[str], bool],
         report: Callable[[bool], Awaitable[None]],
     ) -> None:
         """Keep the card at `source`; `report` is told whether it is used as operators want."""
@@ -80,6 +82,8 @@ class CardKeeper:
         self._attest = attest
         self._report_health = report
         self._hold = hold
+        self._is_disabled = is_disabled
+        self._card_id = ""
         self._volumes: set[_native.GatewayVolume] = set()
         self._changed = asyncio.Event()
         self._decided = asyncio.Event()
@@ -121,6 +125,12 @@ class CardKeeper:
         """What the card stated when the gateway last attested with it."""
         accepted = self._accepted()
         return None if accepted is None else parse_statement(accepted.value)
+
+    @property
+    def card_id(self) -> str:
+        """Hardware id of the card that the gateway attests with, or last used; empty if unknown."""
+        statement = self.statement
+        return self._card_id if statement is None else statement.card_id
 
     def figure(self, name: str) -> int:
         """Return a figure of the engine, added up over the volumes that may use the card."""
@@ -246,10 +256,13 @@ class CardKeeper:
         async with self._connecting:
             card = self._checked
             if card is None:
-                card = await asyncio.to_thread(self.source.connect, await self._attested())
+                accepted = await self._attested()
+                await self._check_disabled(parse_statement(accepted.value).card_id)
+                card = await asyncio.to_thread(self.source.connect, accepted)
             self._checked = None
         if self._hold is not Hold.NONE:
             return
+        self._card_id = self.card_id
         self.card = card
         self._used.set()
         self.failure = None
@@ -302,6 +315,18 @@ class CardKeeper:
                 f"{self.source.label} gets no keys: this gateway isn't attested with its evidence",
             )
         return expected
+
+    async def _check_disabled(self, card_id: str) -> None:
+        if await asyncio.to_thread(self._is_disabled, card_id):
+            self.decide(Hold.DISABLED)
+            error = UnavailableError(
+                "accelerator.disabled",
+                f"{self.source.label}: card {card_id} was disabled, maybe under another label",
+            )
+            get_logger().warning(
+                "accelerator_disabled", reason=error.reason, message=str(error.args[0])
+            )
+            raise error
 
     async def _rest(self) -> None:
         """Wait until the card has ended its jobs; it gets no more.

@@ -71,7 +71,7 @@ class OffloadService:
                 # Last, so that a card isn't enabled at the next start unless it was in use.
                 async with self._writing:
                     self._check_stops(stops, label)
-                    await asyncio.to_thread(kept.write, is_disabled=False)
+                    await asyncio.to_thread(kept.write, is_disabled=False, card_id=keeper.card_id)
                     self._check_stops(stops, label)
             except BaseException:
                 await self._restore(keeper, kept, hold)
@@ -86,7 +86,7 @@ class OffloadService:
             keeper.decide(hold)
         if hold is Hold.DISABLED:
             async with self._writing:
-                await asyncio.to_thread(kept.write, is_disabled=True)
+                await asyncio.to_thread(kept.write, is_disabled=True, card_id=keeper.card_id)
 
     async def disable(self, label: str) -> CardKeeper:
         """Begin to stop the use of a card, also for later starts. Idempotent.
@@ -98,7 +98,7 @@ class OffloadService:
         async with self._writing:
             # It may have been enabled again.
             if keeper.hold is Hold.DISABLED:
-                await asyncio.to_thread(kept.write, is_disabled=True)
+                await asyncio.to_thread(kept.write, is_disabled=True, card_id=keeper.card_id)
         return keeper
 
     def drain(self, label: str) -> CardKeeper:

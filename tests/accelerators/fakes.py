@@ -37,8 +37,8 @@ class Connection:
 class Source(CardSource):
     """A card; `is_there` and `is_right` say how it answers."""
 
-    def __init__(self) -> None:
-        super().__init__(LABEL, "/card")
+    def __init__(self, label: str) -> None:
+        super().__init__(label, "/card")
         self.connections = 0
         self.is_there = True
         self.is_right = True
@@ -94,15 +94,16 @@ class Volume:
 class Kept:
     """A keeper that runs, and the calls about its card."""
 
-    def __init__(self, state: Path) -> None:
-        self.source = Source()
-        self.file = DisabledCard(state, LABEL)
+    def __init__(self, state: Path, label: str, card: str) -> None:
+        self.source = Source(label)
+        self.file = DisabledCard(state, label)
         self.attest_seconds = 0.0
         self.keeper = CardKeeper(
             self.source,
-            accepted=lambda: Item("card", b""),
+            accepted=lambda: Item("card", card.encode()),
             attest=self._attest,
             hold=self.file.read(),
+            is_disabled=self.file.has,
             report=_report,
         )
         self.calls = OffloadService(self.keeper, self.file)
@@ -122,15 +123,20 @@ async def _report(is_well: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def kept(state: Path) -> AsyncIterator[Kept]:
+async def kept(state: Path, *, label: str = LABEL, card: str = "1") -> AsyncIterator[Kept]:
     """Keep a card whose daemon has the state directory `state`."""
-    made = Kept(state)
+    made = Kept(state, label, card)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(made.keeper.run())
         try:
             yield made
         finally:
             running.cancel()
+
+
+def parsed(evidence: bytes) -> SimpleNamespace:
+    """Return a statement from the evidence of these cards."""
+    return SimpleNamespace(card_id=f"key-sha256:{evidence.decode()}")
 
 
 def attached(volume: Volume) -> SimpleNamespace:

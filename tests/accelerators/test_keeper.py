@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from accelerators.fakes import LABEL, Kept, Volume, attached, kept
+from accelerators.fakes import LABEL, Kept, Volume, attached, kept, parsed
 from sealane.daemon.gateway import accelerator, hold
 from sealane.daemon.gateway.accelerator import CardState
 from sealane.daemon.gateway.data_path import AttachedVolume, Gateway
@@ -20,6 +20,7 @@ from sealane.errors import Error
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(accelerator, "parse_statement", parsed)
 
 
 async def test_a_volume_uses_the_card_until_its_queues_have_ended(
@@ -171,6 +172,30 @@ async def test_a_card_whose_enable_cannot_be_kept_is_disabled_again(
             await _refused(made, "accelerator.state")
         await made.wait(CardState.DISABLED)
         assert made.file.read() is Hold.DISABLED
+
+
+async def test_a_disabled_card_is_disabled_under_any_label_until_it_is_enabled(
+    tmp_path: Path,
+) -> None:
+    async with kept(tmp_path) as made:
+        await made.wait(CardState.IN_USE)
+        await made.calls.disable(LABEL)
+        await made.wait(CardState.DISABLED)
+    async with kept(tmp_path, label="other", card="2") as made:
+        await made.wait(CardState.IN_USE)
+    async with kept(tmp_path, label="other") as made:
+        await made.wait(CardState.DISABLED)
+        assert made.keeper.failure is not None
+        assert made.keeper.failure.reason == "accelerator.disabled"
+        await made.calls.enable("other")
+        made.source.is_right = False
+        await made.wait(CardState.NOT_IN_USE)
+        made.source.is_right = True
+        await made.wait(CardState.IN_USE)
+    async with kept(tmp_path, label="other") as made:
+        await made.wait(CardState.IN_USE)
+    async with kept(tmp_path, card="2") as made:
+        assert made.keeper.state is CardState.DISABLED, "its label still is"
 
 
 @pytest.mark.parametrize("number", [errno.ENOTDIR, errno.ELOOP])
