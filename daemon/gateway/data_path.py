@@ -566,8 +566,13 @@ class Gateway(Provider):
         await self._listener.end_export(attached)
 
     async def detach(self, attached: AttachedVolume) -> None:
-        """Remove a volume from the listener and wait until its associations are closed."""
+        """Remove a volume from the listener and wait until its associations are closed.
+
+        Its queues may use the accelerator until they have ended.
+        """
         self._attached.pop(attached.subsystem.nqn, None)
-        if self.accelerator is not None:
-            self.accelerator.remove(attached.native)
-        await self._listener.end_export(attached)
+        try:
+            await self._listener.end_export(attached)
+        finally:
+            if self.accelerator is not None:
+                await self.accelerator.remove(attached.native)

@@ -7,6 +7,7 @@ from typing import Literal
 
 ReasonId = Literal[
     "accelerator.busy",
+    "accelerator.disabled",
     "accelerator.enabled",
     "accelerator.late",
     "accelerator.lost",
