@@ -5,7 +5,7 @@ import datetime as dt
 import io
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from broker.restoring import Place
 from brokers import MemoryAudit
-from control_plane import sealanectl
+from control_plane import sealanectl, short_directory
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX
 from sealane.crypto.snapshot import (
     PART_BYTES_MAX,
@@ -56,8 +56,9 @@ DELETED, WORN = uuid.UUID(int=3), uuid.UUID(int=4)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place() -> Iterator[Place]:
+    with short_directory() as root:
+        yield Place(root)
 
 
 async def filled_store(opened: OpenedBroker) -> None:
@@ -76,7 +77,8 @@ async def filled_store(opened: OpenedBroker) -> None:
     )
     worn = volume.model_copy(update={"volume_id": WORN, "key_epoch": 256})
     deleted = volume.model_copy(update={"volume_id": DELETED, "is_deleted": True})
-    device = registry.new_device(DEVICE, owner="s").model_copy(
+    device, same_key = await registry.new_device(DEVICE, owner="s")
+    device = device.model_copy(
         update={
             "anchor": AnchorKind.BROKER,
             "is_initialised": True,
@@ -84,7 +86,8 @@ async def filled_store(opened: OpenedBroker) -> None:
         }
     )
     await registry.commit(
-        puts={
+        [same_key],
+        {
             **registry.volumes.sealed(str(VOLUME), volume),
             **registry.volumes.sealed(str(WORN), worn),
             **registry.volumes.sealed(str(DELETED), deleted),
@@ -203,22 +206,23 @@ async def test_file_that_is_not_as_it_was_written_is_refused(
         assert caught.value.exit_code == 3 or caught.value.reason == "broker.snapshot.version"
 
 
-async def test_snapshot_of_others_or_for_others_is_refused(place: Place, tmp_path: Path) -> None:
+async def test_snapshot_of_others_or_for_others_is_refused(place: Place) -> None:
     snapshot = await taken(place)
-    (tmp_path / "other").mkdir()
-    other = Place(tmp_path / "other")
-    await taken(other)
+    with short_directory() as root:
+        other = Place(root)
+        await taken(other)
+        other_anchor = other.anchor
     place.lose()
     with pytest.raises(VerificationError) as caught:
-        read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=other.anchor)
+        read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=other_anchor)
     assert caught.value.reason == "broker.snapshot.anchor"
     with pytest.raises(VerificationError) as caught:
         read_snapshot(io.BytesIO(snapshot), key=RecipientKey.create(), anchor=place.anchor)
     assert caught.value.reason == "broker.snapshot.recipient"
     (place.root / "kek").write_bytes(bytes(32))
-    with pytest.raises(VerificationError) as caught:
+    with pytest.raises(UsageError) as caught:
         place.prepared(snapshot)
-    assert caught.value.reason == "key.wrap.invalid"
+    assert caught.value.reason == "broker.key.missing"
     assert [*place.state.glob("broker.sqlite*")] == []
 
 
