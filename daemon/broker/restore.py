@@ -58,6 +58,7 @@ class Restore:
 
     header: Header
     revision: Revision
+    instance: int
     state_record: bytes
 
 
@@ -68,6 +69,7 @@ def prepared(
     key: RecipientKey,
     anchor: x509.Certificate,
     accepted: Accepted,
+    restored_before: int,
 ) -> Restore:
     """Verify a snapshot for this configuration, and revise its records; changes nothing.
 
@@ -88,6 +90,7 @@ def prepared(
         entries,
         tables,
         accepted=accepted,
+        restored_before=restored_before,
         now=utc_now(),
         snapshot_at=header.created_at,
         snapshot_state=header.state_number,
@@ -98,7 +101,7 @@ def prepared(
     digests = [hashes.digest(name, value) for name, value in revision.entries.items()]
     empty = State(number=state.number, count=0, total=0, tag=state.tag, revision=0)
     _, sealed = hashes.next(empty, removed=(), added=digests, growth=len(digests))
-    return Restore(header=header, revision=revision, state_record=sealed)
+    return Restore(header=header, revision=revision, instance=broker.instance, state_record=sealed)
 
 
 def broker_of(config: Config) -> BrokerConfig:

@@ -196,6 +196,7 @@ ReasonId = Literal[
     "broker.key.rewrap",
     "broker.key.rotating",
     "broker.key.unread",
+    "broker.restore.count",
     "broker.restore.counter",
     "broker.restore.instance",
     "broker.restore.policy",

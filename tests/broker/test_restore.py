@@ -24,6 +24,7 @@ from sealane.crypto.snapshot import (
     sealed_snapshot,
 )
 from sealane.daemon.broker.authority import AUTHORITY_KEY
+from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.opening import OpenedBroker
 from sealane.daemon.broker.records import (
     AnchorRecord,
@@ -46,7 +47,7 @@ from sealane.daemon.broker.restored import (
 from sealane.daemon.broker.snapshot import Snapshots, _pieces, decoded
 from sealane.daemon.broker.store.contract import STATE_KEY, Store
 from sealane.daemon.runtime.metrics import Metrics
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
 NAME = "name-of-a-volume-which-nobody-else-may-learn"
@@ -96,7 +97,7 @@ async def filled_store(opened: OpenedBroker) -> None:
             **registry.device_requests.sealed("s", DeviceRequestRecord(is_next_authorized=True)),
             **registry.nodes.sealed("gateway/g", NodeRecord(node="g", role="gateway")),
             **registry.nodes.sealed("target/s", NodeRecord(node="s", role="target")),
-        }
+        },
     )
 
 
@@ -163,6 +164,61 @@ async def test_only_a_device_accepted_by_name_is_accepted_as_it_is_found(place: 
         device = await opened.service.registry.devices.get(str(DEVICE))
         assert device is not None
         check_device(device.record, is_initialised=False)
+
+
+async def test_second_restore_of_a_snapshot_repeats_nothing_of_the_first(place: Place) -> None:
+    """A holder that was revoked after the first one doesn't have the key after the second."""
+    snapshot = await taken(place)
+    place.lose()
+    await place.restore(snapshot)
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        held = (await registry.volume(VOLUME)).record.key_epoch
+        epochs = KeyEpochs(registry)
+        await epochs.note_holder("spiffe://sealane/gateway/evil", VOLUME, held)
+        await epochs.rotate_held_by("spiffe://sealane/gateway/evil")
+        used = (await registry.volume(VOLUME)).record.key_epoch
+        second = await place.snapshot(opened)
+    place.lose(instance=8)
+    await place.restore(snapshot, restored_before=1)
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        volume = (await registry.volume(VOLUME)).record
+        assert volume.key_epoch == 3 + 2 * KEY_EPOCHS_AHEAD > used > held
+        device = await registry.devices.get(str(DEVICE))
+        assert device is not None
+        assert device.record.fencing_epoch == 1 + 2 * FENCING_EPOCHS_AHEAD
+        assert device.record.anchor_floor == 9 + 2 * ANCHOR_NUMBERS_AHEAD
+        third = await place.snapshot(opened)
+    # A snapshot knows of the restores before it, and only of these.
+    place.lose(instance=9)
+    for known, content in ((1, second), (2, third)):
+        with pytest.raises(UsageError) as caught:
+            place.prepared(content, restored_before=known - 1)
+        assert caught.value.reason == "broker.restore.count"
+    await place.restore(third, restored_before=2)
+    async with place.opened() as opened:
+        volume = (await opened.service.registry.volume(VOLUME)).record
+        assert volume.key_epoch == 3 + 3 * KEY_EPOCHS_AHEAD
+
+
+async def test_volume_with_too_few_key_epochs_left_gets_no_leases(place: Place) -> None:
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        await filled_store(opened)
+        stored = await registry.volume(WORN)
+        near = stored.record.model_copy(update={"key_epoch": 250})
+        await registry.commit(puts=registry.volumes.sealed(str(WORN), near))
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    restore = await place.restore(snapshot)
+    assert restore.revision.unwritable_volumes == (WORN,)
+    async with place.opened() as opened:
+        worn = (await opened.service.registry.volume(WORN)).record
+        assert (worn.key_epoch, worn.counters_leased) == (256, EPOCH_COUNTERS_MAX)
+        with pytest.raises(LeaseError) as caught:
+            worn.with_lease(1)
+        assert caught.value.reason == "lease.key_exhausted"
 
 
 async def test_retired_instance_is_refused_even_with_new_counters(place: Place) -> None:
@@ -413,6 +469,7 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     arguments = (
         *("broker", "restore", file, "--config", place.root / "broker.toml", "--key", key),
         *("--trust-anchor", place.root / "trust-anchor.pem"),
+        *("--restored-before", "0"),
     )
     asked = await asyncio.to_thread(sealanectl, *arguments)
     assert asked.returncode == 2
@@ -424,5 +481,8 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     file.write_bytes(snapshot)
     done = await asyncio.to_thread(sealanectl, "-o", "json", *arguments, "--yes")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["revoked nodes"] == ["g", "s"]
+    outcome = json.loads(done.stdout)
+    assert outcome["revoked nodes"] == ["g", "s"]
+    assert (outcome["restore"], outcome["broker instance"]) == (1, 7)
+    assert outcome["base of start epochs"] >= EPOCH_BASE_MIN
     assert digest_of(place.recipient.kem.public_key) in snapshot.decode("latin-1")
