@@ -71,11 +71,16 @@ def _consequence(restore: Restore) -> str:
         f"This is restore {revision.ordinal} of these brokers; a lower number than the true one "
         "can give a revoked node a key in use. "
         f"It rolls the brokers' state back to {restore.header.created_at:%Y-%m-%d %H:%M:%S} UTC. "
-        "What was created, deleted, shared, moved or revoked since is forgotten. No broker of the "
+        "What was created, deleted, shared, moved or revoked since is forgotten. The store will be "
+        f"under key encryption key {_key_ids(restore)}, even if that was retired since. No broker of the "
         f"old store may run again. {len(revision.held_nodes)} nodes stay revoked until sealanectl "
         f"node restore, {len(revision.held_devices)} devices are refused until sealanectl device "
         "init --anew."
     )
+
+
+def _key_ids(restore: Restore) -> str:
+    return " and, in the middle of a rotation, ".join(each.hex() for each in restore.key_ids)
 
 
 def _outcome(restore: Restore) -> dict[str, Any]:
@@ -85,6 +90,7 @@ def _outcome(restore: Restore) -> dict[str, Any]:
         "of broker": restore.header.node,
         "revision": restore.header.revision,
         "records": len(revision.entries),
+        "key encryption keys": [each.hex() for each in restore.key_ids],
         "restore": revision.ordinal,
         "base of start epochs": revision.epoch_base,
         "broker instance": restore.instance,

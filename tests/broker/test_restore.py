@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from broker.restoring import Place
 from brokers import MemoryAudit
-from control_plane import sealanectl, short_directory
+from control_plane import sealanectl, short_directory, write_key
+from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX
 from sealane.crypto.snapshot import (
     PART_BYTES_MAX,
@@ -164,6 +165,35 @@ async def test_only_a_device_accepted_by_name_is_accepted_as_it_is_found(place: 
         device = await opened.service.registry.devices.get(str(DEVICE))
         assert device is not None
         check_device(device.record, is_initialised=False)
+
+
+async def test_snapshot_from_the_middle_of_a_rotation_needs_both_keys_and_goes_on(
+    place: Place,
+) -> None:
+    config, following = place.root / "broker.toml", place.root / "kek2"
+    write_key(following, b"2" * 32)
+    without = config.read_text()
+    config.write_text(f'{without}[broker.next_key]\nkey_file = "{following}"\n')
+    async with place.opened() as opened:
+        await filled_store(opened)
+        await opened.rewrapping.begin()
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    both = config.read_text()
+    config.write_text(both.partition("[broker.next_key]")[0])
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "broker.key.missing"
+    config.write_text(both)
+    restore = await place.restore(snapshot)
+    ids = [WrappingKey(path.read_bytes()).key_id for path in (following, place.root / "kek")]
+    assert restore.key_ids == tuple(ids)
+    async with place.opened() as opened:
+        await opened.rewrapping.proceed()
+        progress = await opened.rewrapping.progress()
+        assert (progress.key_id, progress.left) == (ids[0], 0)
+        assert progress.retired == (ids[1],)
+        assert await opened.service.registry.tenant_key("t")
 
 
 async def test_second_restore_of_a_snapshot_repeats_nothing_of_the_first(place: Place) -> None:
@@ -471,6 +501,7 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
         *("--trust-anchor", place.root / "trust-anchor.pem"),
         *("--restored-before", "0"),
     )
+    key_id = WrappingKey((place.root / "kek").read_bytes()).key_id.hex()
     asked = await asyncio.to_thread(sealanectl, *arguments)
     assert asked.returncode == 2
     assert "confirmation.missing" in asked.stderr, asked.stderr
@@ -483,6 +514,7 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["revoked nodes"] == ["g", "s"]
+    assert outcome["key encryption keys"] == [key_id], "even if it was retired since"
     assert (outcome["restore"], outcome["broker instance"]) == (1, 7)
     assert outcome["base of start epochs"] >= EPOCH_BASE_MIN
     assert digest_of(place.recipient.kem.public_key) in snapshot.decode("latin-1")
