@@ -70,12 +70,12 @@ def _consequence(restore: Restore) -> str:
     return (
         f"This is restore {revision.ordinal} of these brokers; a lower number than the true one "
         "can give a revoked node a key in use. "
-        f"It rolls the brokers' state back to {restore.header.created_at:%Y-%m-%d %H:%M:%S} UTC. "
-        "What was created, deleted, shared, moved or revoked since is forgotten. The store will be "
-        f"under key encryption key {_key_ids(restore)}, even if that was retired since. No broker of the "
-        f"old store may run again. {len(revision.held_nodes)} nodes stay revoked until sealanectl "
-        f"node restore, {len(revision.held_devices)} devices are refused until sealanectl device "
-        "init --anew."
+        "It rolls the brokers' state back to "
+        f"{restore.header.created_at:%Y-%m-%d %H:%M:%S} UTC. What was created, deleted, shared, "
+        "moved or revoked since is forgotten. The store will be under key encryption key "
+        f"{_key_ids(restore)}, even if that was retired since. No broker of the old store may run "
+        f"again. {len(revision.held_nodes)} nodes stay revoked until sealanectl node restore, "
+        f"{len(revision.held_devices)} devices are refused until sealanectl device init --anew."
     )
 
 

@@ -100,8 +100,9 @@ def revised(
 
     `restored_before` is the number of restores of these brokers' snapshots before, whichever.
 
-    UsageError `broker.restore.count`; `node.not_found`, `device.not_found` for an accepted one that
-    isn't in the snapshot. VerificationError `broker.store.record.forged`, `.malformed`.
+    UsageError `broker.restore.count`, `broker.restore.device`; `node.not_found`, `device.not_found`
+    for an accepted one that isn't in the snapshot. VerificationError `broker.store.record.forged`,
+    `.malformed`.
     """
     jumps = _jumps(entries, tables, restored_before)
     after: dict[str, bytes] = {}
@@ -118,8 +119,8 @@ def revised(
             continue
         table, stored = tables.opened(Entry(key, before, 0))
         record = stored.record
-        if table is tables.restores or table is tables.device_requests:
-            continue
+        if table in {tables.restores, tables.device_requests, tables.held_keys}:
+            continue  # replaced; withdrawn; those of retired brokers
         if table is tables.nodes:
             seen_nodes.add(record.node)
             is_accepted = record.node in accepted.nodes
@@ -148,7 +149,7 @@ def revised(
             device.name,
             _device(device.record, now, accepted=accepted, last_number=number, jumps=jumps),
         )
-    _check_known(accepted, seen_nodes, {each.record.device_id for each in devices})
+    _check_known(accepted, seen_nodes, {each.record.device_id: each.record for each in devices})
     restore = RestoreRecord(
         restored_at=now,
         snapshot_at=snapshot_at,
@@ -207,8 +208,12 @@ def _volume(record: VolumeRecord, jumps: int) -> VolumeRecord:
 
 
 def _is_held(record: DeviceRecord, accepted: Accepted) -> bool:
-    is_kept_here = record.anchor == AnchorKind.BROKER and not record.is_forgotten
-    return is_kept_here and record.device_id not in accepted.devices
+    return _is_kept_here(record) and record.device_id not in accepted.devices
+
+
+def _is_kept_here(record: DeviceRecord) -> bool:
+    """Return whether brokers kept its anchor, which a restore can't bring back."""
+    return record.anchor == AnchorKind.BROKER and not record.is_forgotten
 
 
 def _device(
@@ -220,16 +225,17 @@ def _device(
     update: dict[str, object] = {
         "fencing_epoch": record.fencing_epoch + jumps * FENCING_EPOCHS_AHEAD,
         "anchor_floor": max(record.anchor_floor, last_number) + jumps * ANCHOR_NUMBERS_AHEAD,
-        # Confirmed since, maybe; only the operator has what is found accepted.
-        "is_initialised": record.device_id not in accepted.devices,
         # Whoever serves it now gets no authorizations from here, and has stopped by then.
         "opening": None if opening is None else opening.model_copy(update={"until": now + FENCE}),
     }
+    if _is_kept_here(record):
+        # Confirmed since, maybe; only the operator has what is found accepted.
+        update["is_initialised"] = record.device_id not in accepted.devices
     return record.model_copy(update=update)
 
 
 def _check_known(
-    accepted: Accepted, nodes: Collection[str], devices: Collection[uuid.UUID]
+    accepted: Accepted, nodes: Collection[str], devices: Mapping[uuid.UUID, DeviceRecord]
 ) -> None:
     for node in accepted.nodes:
         if node not in nodes:
@@ -237,3 +243,9 @@ def _check_known(
     for device in accepted.devices:
         if device not in devices:
             raise UsageError("device.not_found", f"no device {device} is in the snapshot")
+        if not _is_kept_here(devices[device]):
+            raise UsageError(
+                "broker.restore.device",
+                f"device {device} has anchor {devices[device].anchor or 'none yet'} or is "
+                f"forgotten; allowed to be accepted: those with anchor {AnchorKind.BROKER}",
+            )

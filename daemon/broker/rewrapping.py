@@ -36,6 +36,7 @@ from sealane.daemon.broker.authority import (
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.records import (
+    LAST_RESTORE,
     RETIRED_KEYS_MAX,
     AuthorityRecord,
     HeldKeysRecord,
@@ -219,6 +220,9 @@ class Rewrapping:
             )
 
     async def _nodes(self) -> dict[str, str]:
+        """Return the nodes of all broker instances that may still start, by name."""
+        restored = await self._registry.restores.get(LAST_RESTORE)
+        retired = () if restored is None else restored.record.retired
         found: dict[str, str] = {}
         has_more, after = True, ""
         while has_more:
@@ -227,6 +231,8 @@ class Rewrapping:
             )
             found |= {stored.name: stored.record.node for stored in page}
             after = page[-1].name if page else after
+        for instance in retired:
+            found.pop(instance_name(instance), None)
         return found
 
     async def keep(self) -> None:

@@ -198,6 +198,7 @@ ReasonId = Literal[
     "broker.key.unread",
     "broker.restore.count",
     "broker.restore.counter",
+    "broker.restore.device",
     "broker.restore.instance",
     "broker.restore.policy",
     "broker.restore.role",

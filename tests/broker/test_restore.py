@@ -35,6 +35,7 @@ from sealane.daemon.broker.records import (
     Opening,
     PolicyRecord,
     VolumeRecord,
+    instance_name,
 )
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.restore import _fill, filled
@@ -251,7 +252,51 @@ async def test_volume_with_too_few_key_epochs_left_gets_no_leases(place: Place) 
         assert caught.value.reason == "lease.key_exhausted"
 
 
-async def test_retired_instance_is_refused_even_with_new_counters(place: Place) -> None:
+async def test_retired_instances_hold_up_no_rotation(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    await place.restore(snapshot)
+    config, following = place.root / "broker.toml", place.root / "kek2"
+    write_key(following, b"2" * 32)
+    config.write_text(f'{config.read_text()}[broker.next_key]\nkey_file = "{following}"\n')
+    async with place.opened() as opened:
+        await opened.rewrapping.begin()
+        await opened.rewrapping.proceed()
+        progress = await opened.rewrapping.progress()
+        assert [*progress.held] == [instance_name(7)]
+        assert progress.key_id == WrappingKey(following.read_bytes()).key_id
+
+
+@pytest.mark.parametrize(
+    ("anchor", "is_initialised"), [(None, False), (AnchorKind.TPM2, True), (AnchorKind.FILE, False)]
+)
+async def test_device_whose_anchor_is_elsewhere_stays_as_it_is(
+    place: Place, anchor: AnchorKind | None, is_initialised: bool
+) -> None:
+    """One that was never opened can be; an anchor in a TPM can't be given up by accepting it."""
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        await filled_store(opened)
+        stored = await registry.devices.get(str(DEVICE))
+        assert stored is not None
+        update = {"anchor": anchor, "is_initialised": is_initialised, "opening": None}
+        device = stored.record.model_copy(update=update)
+        await registry.commit(puts=registry.devices.sealed(str(DEVICE), device))
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot, accepted=Accepted(devices=[DEVICE]))
+    assert caught.value.reason == "broker.restore.device"
+    restore = await place.restore(snapshot)
+    assert restore.revision.held_devices == ()
+    async with place.opened() as opened:
+        stored = await opened.service.registry.devices.get(str(DEVICE))
+        assert stored is not None
+        assert (stored.record.anchor, stored.record.is_initialised) == (anchor, is_initialised)
+        assert stored.record.fencing_epoch == 1 + FENCING_EPOCHS_AHEAD
+
+
+async def test_retired_instance_is_refused_refused_even_with_new_counters(place: Place) -> None:
     snapshot = await taken(place)
     place.lose()
     await place.restore(snapshot)
