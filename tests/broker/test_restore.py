@@ -4,10 +4,12 @@ import asyncio
 import datetime as dt
 import io
 import json
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,12 +20,14 @@ from control_plane import sealanectl, short_directory, write_key
 from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX
 from sealane.crypto.snapshot import (
+    CONTENT_BYTES_MAX,
     PART_BYTES_MAX,
     RecipientKey,
     digest_of,
     read_snapshot,
     sealed_snapshot,
 )
+from sealane.daemon.broker import snapshot as snapshots
 from sealane.daemon.broker.authority import AUTHORITY_KEY
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.opening import OpenedBroker
@@ -46,8 +50,14 @@ from sealane.daemon.broker.restored import (
     KEY_EPOCHS_AHEAD,
     Accepted,
 )
-from sealane.daemon.broker.snapshot import Snapshots, _pieces, decoded
-from sealane.daemon.broker.store.contract import STATE_KEY, Store
+from sealane.daemon.broker.snapshot import RECORDS_BYTES_MAX, Snapshots, _pieces, decoded
+from sealane.daemon.broker.store.contract import (
+    KEY_BYTES_MAX,
+    STATE_KEY,
+    VALUE_BYTES_MAX,
+    Store,
+)
+from sealane.daemon.broker.store.state import SetHash, State
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
@@ -296,7 +306,7 @@ async def test_device_whose_anchor_is_elsewhere_stays_as_it_is(
         assert stored.record.fencing_epoch == 1 + FENCING_EPOCHS_AHEAD
 
 
-async def test_retired_instance_is_refused_refused_even_with_new_counters(place: Place) -> None:
+async def test_retired_instance_is_refused_even_with_new_counters(place: Place) -> None:
     snapshot = await taken(place)
     place.lose()
     await place.restore(snapshot)
@@ -380,6 +390,9 @@ async def test_nothing_leaves_before_it_is_in_the_audit_log(place: Place) -> Non
         snapshots = Snapshots(registry, node="broker", audit=audit, metrics=metrics)
         with pytest.raises(UsageError):
             await anext(aiter(snapshots.take(public[1:])))
+        with pytest.raises(VerificationError) as caught:
+            await anext(aiter(snapshots.take(bytes(32))))  # a point of low order
+        assert caught.value.reason == "key.kem.invalid"
         assert audit.records == []
         async for _ in snapshots.take(public):
             pass
@@ -387,6 +400,38 @@ async def test_nothing_leaves_before_it_is_in_the_audit_log(place: Place) -> Non
     assert (record["kind"], record["outcome"]) == ("broker.snapshot", "done")
     assert metrics.broker.snapshots._value.get() == 1
     assert metrics.broker.last_snapshot._value.get() > 0
+
+
+async def test_store_larger_than_a_snapshot_may_be_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot that can't be restored would be worse than none."""
+    assert PART_BYTES_MAX > 2 * (KEY_BYTES_MAX + VALUE_BYTES_MAX), "parts are half full at least"
+    parts = 2 * CONTENT_BYTES_MAX // PART_BYTES_MAX
+    assert RECORDS_BYTES_MAX + 16 * parts <= CONTENT_BYTES_MAX
+    snapshot = await taken(place)
+    _, content = read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=place.anchor)
+    async with place.opened() as opened:
+        monkeypatch.setattr(snapshots, "RECORDS_BYTES_MAX", len(content) // 2)
+        with pytest.raises(UsageError) as caught:
+            await place.snapshot(opened)
+        assert caught.value.reason == "broker.snapshot.size"
+
+
+async def test_calls_go_on_while_a_copy_is_checked(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked_in = []
+
+    def state_of(self: SetHash, *arguments: Any, **options: Any) -> State:
+        checked_in.append(threading.current_thread())
+        return original(self, *arguments, **options)
+
+    original = SetHash.state_of
+    monkeypatch.setattr(SetHash, "state_of", state_of)
+    await registry.store.copy()
+    assert checked_in
+    assert threading.main_thread() not in checked_in
 
 
 async def test_snapshot_made_by_who_only_knows_the_recipient_is_refused(place: Place) -> None:
