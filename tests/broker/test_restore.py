@@ -24,6 +24,7 @@ from sealane.crypto.snapshot import (
     PART_BYTES_MAX,
     RecipientKey,
     digest_of,
+    parse_recipient,
     read_snapshot,
     sealed_snapshot,
 )
@@ -608,3 +609,16 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     assert (outcome["restore"], outcome["broker instance"]) == (1, 7)
     assert outcome["base of start epochs"] >= EPOCH_BASE_MIN
     assert digest_of(place.recipient.kem.public_key) in snapshot.decode("latin-1")
+
+
+async def test_pair_of_a_recipient_is_made_whole_or_not_at_all(place: Place) -> None:
+    key, public = place.root / "recipient", place.root / "recipient.pub"
+    public.write_bytes(b"another's")
+    refused = await asyncio.to_thread(sealanectl, "key", "recipient", key)
+    assert (refused.returncode, key.exists()) == (2, False)
+    assert public.read_bytes() == b"another's"
+    public.unlink()
+    made = await asyncio.to_thread(sealanectl, "key", "recipient", key)
+    assert made.returncode == 0, made.stderr
+    private = RecipientKey.parse(key.read_bytes(), source="")
+    assert parse_recipient(public.read_bytes(), source="") == private.kem.public_key
