@@ -1,5 +1,6 @@
 """A gateway's place in a fail-over group: what it refuses, and what it drops."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -135,6 +136,63 @@ async def test_a_fenced_gateway_never_takes_over_with_what_it_holds() -> None:
         await bench.back_end.take_over(no_queues, accepts_loss=False)
     assert len(bench.claims) == count, "it asked the target"
     await bench.back_end.close()
+
+
+async def test_a_connecting_host_takes_over_only_in_the_term_that_was_vacant() -> None:
+    made = member(serves="", term=3)
+    bench = Bench(made)
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    made.look = look
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        await bench.back_end.stand_ready(no_queues)
+    assert (looks, [each.term for each in bench.claims]) == (1, [3])
+    made.observe(term=4, serving_nqn="nqn.h", own_nqn=OWN)
+    await bench.back_end.stand_ready(no_queues)
+    assert len(bench.claims) == 1, "it fenced a serving gateway"
+    await bench.back_end.close()
+
+
+async def test_a_queue_that_starts_during_a_take_over_is_ended_and_not_handed_over() -> None:
+    made = member(serves="")
+    bench = Bench(made)
+    ended = asyncio.Event()
+
+    async def look() -> None:
+        """Leave what was observed."""
+
+    async def end_queues() -> None:
+        ended.set()
+
+    async def connect(_: QueueName) -> Any:
+        bench.back_end.join(QueueName(association_id=1, queue_id=2))
+        made.serve(made.claim(), incarnation=7)
+        raise VerificationError("association.lost", "no data path here")
+
+    made.look = look
+    bench.back_end._connect = connect  # type: ignore[method-assign]
+    with pytest.raises(Error, match=r"association\.lost"):
+        await bench.back_end.stand_ready(end_queues)
+    assert not bench.back_end._queues
+    await asyncio.wait_for(ended.wait(), 1)
+    await bench.back_end.close()
+
+
+async def test_a_confirmation_says_what_the_target_has_in_the_same_term() -> None:
+    made = member()
+    made.serve(made.claim(), incarnation=7)
+    assert made.claim().incarnation == 0, "its journal may not be empty"
+    made.is_confirming, made.holder = True, 8
+    claim = made.claim()
+    assert (claim.is_take_over, claim.term, claim.incarnation) == (False, 4, 8)
+    made.serve(claim, incarnation=9)
+    assert (made.confirmed, made.claim().term) == (7, 4), "the target has restarted since"
+    made.serve(claim, incarnation=8)
+    assert made.confirmed == 8
 
 
 async def test_commands_from_before_a_take_over_are_never_carried_out() -> None:
