@@ -652,7 +652,7 @@ class VolumeService:
             await attached.port.leave()
         else:
             is_durable = await attached.port.detach(patience_seconds=patience_seconds)
-            if is_durable:
+            if is_durable and attached.member is not None:
                 await self._release(volume_id, attached)
         if not attached.is_read_only:
             await self._leases.keep(
