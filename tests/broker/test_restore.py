@@ -362,9 +362,9 @@ async def test_snapshot_of_others_or_for_others_is_refused(place: Place) -> None
         read_snapshot(io.BytesIO(snapshot), key=RecipientKey.create(), anchor=place.anchor)
     assert caught.value.reason == "broker.snapshot.recipient"
     (place.root / "kek").write_bytes(bytes(32))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(VerificationError) as caught:
         place.prepared(snapshot)
-    assert caught.value.reason == "broker.key.missing"
+    assert caught.value.reason == "key.wrap.invalid"
     assert [*place.state.glob("broker.sqlite*")] == []
 
 

@@ -200,8 +200,8 @@ def test_wrong_key_encryption_key_is_refused(site: Site) -> None:
         pass
     write_key(site.root / "kek", b"\1" * 32)
     ended = sealaned("--config", config)
-    assert ended.returncode == 2
-    assert "[broker.key.missing]" in _error(ended.stderr)
+    assert ended.returncode == 3
+    assert "[key.wrap.invalid]" in _error(ended.stderr)
 
 
 def test_key_file_of_wrong_size_or_open_to_others_is_one_line(site: Site) -> None:
