@@ -197,7 +197,7 @@ async def test_a_repeated_take_over_joins_the_one_in_progress(bench: Bench) -> N
     await asyncio.gather(*taking[1:], return_exceptions=True)
     assert len(bench.fail_over._tasks._tasks) == 1
     with pytest.raises(UnavailableError, match=r"queue\.take_over\.pending"):
-        await bench.take("h", loss=True)
+        await asyncio.wait_for(bench.take("h", loss=True), 1)
     bench.volume.gate.set()
     assert await taking[0] == term + 1
 
