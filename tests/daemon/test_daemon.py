@@ -400,7 +400,7 @@ def test_command_without_a_daemon_is_one_line_and_exit_4(site: Site) -> None:
 
 
 def test_call_to_a_role_that_is_not_there_is_one_line(broker: Daemon) -> None:
-    ended = sealanectl("--socket", broker.socket, "volume", "list")
+    ended = sealanectl("--socket", broker.socket, "session", "list")
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert ended.stderr == (
