@@ -484,6 +484,15 @@ async def test_records_that_are_no_state_of_this_version_are_refused(
     assert caught.value.reason == expected
 
 
+async def test_restore_into_a_directory_of_a_later_format_is_refused(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    (place.state / "format").write_text("2\n")
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "directory.format"
+
+
 async def test_restore_needs_an_empty_store_and_what_was_never_used(place: Place) -> None:
     snapshot = await taken(place)
     with pytest.raises(UsageError) as caught:
