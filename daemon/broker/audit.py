@@ -170,7 +170,9 @@ class AuditLog:
         All records up to the stored head must be there: VerificationError `audit.truncated`; so
         must all segments since the log's recorded beginning: `audit.beginning.missing`. A torn last
         line after the head was never acknowledged and is removed. Complete records after the
-        head are kept, and an `audit.recovered` record counts them.
+        head are kept, and an `audit.recovered` record counts them. If the stored head itself was
+        retired, as after a restore of the store, all records that are left count, and the record
+        says so.
         """
         kept = await keeper.read()
         try:
@@ -189,17 +191,25 @@ class AuditLog:
         )
         log._kept = kept
         await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
-        unacknowledged = recovery.head.sequence - kept.sequence
+        is_retired = kept.sequence < recovery.beginning.sequence
+        known = recovery.beginning if is_retired else kept
+        unacknowledged = recovery.head.sequence - known.sequence
         if unacknowledged or recovery.torn_bytes:
             get_logger().warning(
-                "audit_recovered", records=unacknowledged, torn_bytes=recovery.torn_bytes
+                "audit_recovered",
+                records=unacknowledged,
+                torn_bytes=recovery.torn_bytes,
+                stored_head_retired=is_retired,
             )
+            detail: dict[str, Detail] = {"stored_head_retired": True} if is_retired else {}
             await log.record(
                 "audit.recovered",
                 subject="broker",
                 outcome="done",
+                reason="",
                 unacknowledged_records=unacknowledged,
                 torn_bytes=recovery.torn_bytes,
+                **detail,
             )
         return log
 

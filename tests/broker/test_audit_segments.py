@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from google.protobuf import empty_pb2
 
 from broker.audit_logs import KEY, SMALL, Keeper, files, filled, numbers, opened, records, verified
-from sealane.crypto.audit import ChainReader, Record, verify_log
+from sealane.crypto.audit import Chain, ChainReader, Record, verify_log
 from sealane.daemon.broker.audit import Cutting
+from sealane.daemon.broker.audit_segments import open_segments
 from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import VerificationError
@@ -344,3 +346,26 @@ async def test_records_behind_the_head_may_be_in_several_segments(tmp_path: Path
     assert records(files(tmp_path)[-1])[-1].kind == "audit.recovered"
     await log.close()
     verified(tmp_path)
+
+
+async def test_start_far_behind_the_head_holds_few_records(tmp_path: Path) -> None:
+    await filled(tmp_path, 3)
+    kept = await Keeper(tmp_path / "head").read()
+    chain = Chain(verified(tmp_path).head)
+    now = dt.datetime.now(dt.UTC)
+    lines = (
+        chain.append(
+            "k", subject="s", outcome="done", reason="", detail={"text": ["x" * 500] * 12}, now=now
+        )
+        for _ in range(1000)
+    )
+    with files(tmp_path)[0].open("ab") as file:
+        file.writelines(lines)
+    assert files(tmp_path)[0].stat().st_size > 5 << 20
+    tracemalloc.start()
+    recovered = open_segments(tmp_path / "audit.jsonl", kept, signer=KEY.public_key())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    recovered.file.close()
+    assert recovered.head == chain.head
+    assert peak < 1 << 20
