@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -180,6 +181,39 @@ async def test_position_of_no_record_starts_at_the_beginning(tmp_path: Path, pos
     assert verify_log(collector.lines, signer=KEY.public_key()).head == log.head
     await log.close()
     await collector.close()
+
+
+async def test_what_waits_below_tls_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, ca_file = _certificate(tmp_path, "collector")
+    ended = asyncio.Event()
+
+    async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await ended.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(stuck, "127.0.0.1", 0, ssl=context)
+    server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    port = server.sockets[0].getsockname()[1]
+    log = await opened(tmp_path)
+    config = AuditForwardConfig(address=f"127.0.0.1:{port}", ca_file=str(ca_file))
+    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
+    async with asyncio.timeout(PATIENCE_SECONDS), forwarder._connection() as connection:
+        end = connection.tcp.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        # Below the mark from which the lower transport makes TLS wait.
+        connection.writer.write(bytes(60_000))
+        await connection.writer.drain()
+        assert connection.writer.transport.get_write_buffer_size() == 0
+        # Even if the kernel has nothing left.
+        nothing = SimpleNamespace(ioctl=lambda *_: bytes(4))
+        monkeypatch.setattr(audit_forward, "fcntl", nothing)
+        assert connection.unacknowledged_bytes() > 0
+        ended.set()
+    server.close()
+    await log.close()
 
 
 async def test_record_counts_once_the_collector_has_acknowledged_it(tmp_path: Path) -> None:
