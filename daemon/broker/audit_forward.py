@@ -118,7 +118,8 @@ class AuditForwarder:
             while True:
                 try:
                     await self._forward()
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    # UnicodeError: a host that the resolver can't encode.
                     self._lost(error)
                 await asyncio.sleep(self._pause)
                 self._pause = min(2 * self._pause, BACK_OFF_SECONDS)

@@ -25,6 +25,7 @@ from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_forward import AuditForwarder, forward_tls, syslog_message
 from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.config import AuditForwardConfig
+from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UsageError, VerificationError
 
 FORWARDED = Retention(is_forwarded=True)
@@ -347,6 +348,32 @@ async def test_collector_of_an_attacker_gets_nothing(
     front.close()
     await log.close()
     await collector.close()
+
+
+@pytest.mark.parametrize("host", ["collector..example", "a" * 64 + ".example", ".example", "a.."])
+def test_host_that_can_not_be_encoded_is_no_address(host: str) -> None:
+    with pytest.raises(ValueError, match="host:port, "):
+        peer_address(f"{host}:6514")
+
+
+@pytest.mark.parametrize("host", ["a" * 63 + ".example", "collector.example.", "[fe80::1%a]"])
+def test_host_of_parts_that_fit_is_an_address(host: str) -> None:
+    assert peer_address(f"{host}:6514") == f"{host}:6514"
+
+
+async def test_host_that_can_not_be_encoded_is_a_collector_that_is_away(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    _, ca_file = _certificate(tmp_path, "collector")
+    config = AuditForwardConfig.model_construct(
+        address="collector..example:6514", ca_file=str(ca_file)
+    )
+    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(forwarder.run())
+        await until(lambda: forwarder._is_away)
+        assert not task.done()
+        task.cancel()
+    await log.close()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x", b"\xff"])
