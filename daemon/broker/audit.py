@@ -18,7 +18,7 @@ the log: no caller of `record` waits for it, is failed by it, or can cancel it.
 
 A cut also retires the oldest segments, if the configuration says so: the first record of the new
 segment says where the log begins from then on. Their files are removed once the store's head covers
-that record, or at the next inspection or start.
+that record, also at an inspection or after a start.
 """
 
 import asyncio
@@ -138,6 +138,7 @@ class AuditLog:
         self._pending: deque[_Line] = deque()
         # Replaced by the thread; the last one is `_file`.
         self._segments = recovered.segments
+        self._retired = recovered.retired
         self._beginning = recovered.beginning
         self._readers = 0
         self._reading = threading.Lock()
@@ -193,7 +194,18 @@ class AuditLog:
             retention=retention or Retention(),
         )
         log._kept = kept
-        await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
+        try:
+            await log._recover(recovery)
+        except BaseException:
+            log._thread.shutdown(wait=True)
+            log._file.close()
+            raise
+        return log
+
+    async def _recover(self, recovery: Recovered) -> None:
+        """Record what the start found, and then remove what was retired."""
+        loop, kept = asyncio.get_running_loop(), self._kept
+        await loop.run_in_executor(self._thread, self._extend_reserve)
         is_retired = kept.sequence < recovery.beginning.sequence
         known = recovery.beginning if is_retired else kept
         unacknowledged = recovery.head.sequence - known.sequence
@@ -205,7 +217,7 @@ class AuditLog:
                 stored_head_retired=is_retired,
             )
             detail: dict[str, Detail] = {"stored_head_retired": True} if is_retired else {}
-            await log.record(
+            await self.record(
                 "audit.recovered",
                 subject="broker",
                 outcome="done",
@@ -214,7 +226,7 @@ class AuditLog:
                 torn_bytes=recovery.torn_bytes,
                 **detail,
             )
-        return log
+        await loop.run_in_executor(self._thread, self._remove_retired)
 
     @property
     def head(self) -> Head:
@@ -457,8 +469,9 @@ class AuditLog:
         with self._reading:
             if self._readers:
                 return
-            retired = retired_segments(self._segments, self._beginning)
-            self._segments = self._segments[len(retired) :]
+            found = retired_segments(self._segments, self._beginning)
+            self._segments = self._segments[len(found) :]
+        retired, self._retired = [*self._retired, *found], []
         if retired:
             names = [segment.path.name for segment in retired]
             get_logger().info("audit_retired", through=self._beginning.sequence, segments=names)

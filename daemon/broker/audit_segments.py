@@ -46,6 +46,8 @@ class Recovered:
 
     file: BinaryIO
     segments: list[Segment]
+    retired: list[Segment]
+    """Those before them whose files are still there: to be removed once the store knows."""
     beginning: Head
     """The record before the first one kept."""
     head: Head
@@ -77,8 +79,8 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 def open_segments(path: Path, kept: Head, *, signer: ec.EllipticCurvePublicKey) -> Recovered:
     """Open the log at `path`, whose records must include `kept`; creates it if there is none.
 
-    Segments that were retired, but not yet removed, are removed. VerificationError
-    `audit.truncated`, `audit.beginning.missing` or those of `SegmentStart.of`; OSError.
+    VerificationError `audit.truncated`, `audit.beginning.missing` or those of `SegmentStart.of`;
+    OSError.
     """
     draft_path(path).unlink(missing_ok=True)
     paths = segment_paths(path)
@@ -103,12 +105,16 @@ def open_segments(path: Path, kept: Head, *, signer: ec.EllipticCurvePublicKey) 
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
         head, torn_bytes = _recover(file, segments, path, kept)
-        remove_segments(retired)
     except BaseException:
         file.close()
         raise
     return Recovered(
-        file=file, segments=segments, beginning=beginning, head=head, torn_bytes=torn_bytes
+        file=file,
+        segments=segments,
+        retired=retired,
+        beginning=beginning,
+        head=head,
+        torn_bytes=torn_bytes,
     )
 
 

@@ -262,3 +262,23 @@ async def test_restored_store_refuses_a_retired_log_that_was_changed(
     with pytest.raises(VerificationError) as caught:
         await opened(tmp_path)
     assert caught.value.reason == "audit.chain.broken"
+
+
+async def test_start_removes_nothing_before_the_store_knows(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FEW)
+    await fill(log, 8)
+    known = log.head
+    log._remove_retired = lambda: None  # type: ignore[method-assign]
+    await fill(log, 32, 8)
+    await log.close()
+    # As after a death behind the cut, and then nobody lets the store know.
+    keeper = SilentKeeper(tmp_path / "head")
+    await keeper.keep(known)
+    keeper.is_silent = True
+    before = files(tmp_path)
+    with pytest.raises(UnavailableError):
+        await AuditLog.open(tmp_path / "audit.jsonl", keeper=keeper, signing_key=KEY)
+    assert files(tmp_path) == before
+    await (await opened(tmp_path)).close()
+    assert 0 not in numbers(tmp_path)
+    verified(tmp_path)

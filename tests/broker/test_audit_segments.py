@@ -138,6 +138,7 @@ async def test_caller_that_is_cancelled_or_waits_is_none_of_a_cut(tmp_path: Path
     await asyncio.gather(
         *(log.record("k", subject="s", outcome="done", number=n) for n in range(3, 30))
     )
+    await log._cut_ended()
     await log.inspect()
     await log.close()
     assert numbers(tmp_path) == [*range(30)]
