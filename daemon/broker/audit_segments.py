@@ -101,6 +101,9 @@ def open_segments(path: Path, kept: Head, *, signer: ec.EllipticCurvePublicKey) 
         )
     for segment, successor in itertools.pairwise(segments):
         _check_joint(segment, successor)
+    for former in segments[-2:-1]:
+        # Frees what a cut that was interrupted left reserved behind its end.
+        os.truncate(former.path, former.size)
     descriptor = os.open(segments[-1].path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:

@@ -413,6 +413,8 @@ async def test_broker_killed_at_any_step_of_a_cut_goes_on_with_one_chain(tmp_pat
         kept = await Keeper(directory / "head").read()
         seen.add(len(files(directory)))
         await (await opened(directory, SMALL)).close()
+        for former in files(directory)[:-1]:
+            assert former.stat().st_blocks * 512 < RESERVE_BYTES
         assert numbers(directory) == acknowledged
         assert verified(directory).head.sequence >= kept.sequence
         assert "audit.jsonl.new" not in names(directory)
