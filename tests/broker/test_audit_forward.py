@@ -19,11 +19,12 @@ from cryptography.x509.oid import NameOID
 
 from broker.audit_logs import KEY, SMALL, files, opened
 from patience import PATIENCE_SECONDS
-from sealane.crypto.audit import Record, verify_log
+from sealane.crypto.audit import GENESIS, Record, verify_log
 from sealane.daemon.broker import audit_forward
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_forward import AuditForwarder, forward_tls, syslog_message
 from sealane.daemon.broker.audit_retention import Retention
+from sealane.daemon.broker.audit_source import AuditSource
 from sealane.daemon.config import AuditForwardConfig
 from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UsageError, VerificationError
@@ -168,6 +169,38 @@ async def test_forwarding_goes_on_at_the_kept_position(tmp_path: Path) -> None:
     assert len(set(collector.lines)) == len(collector.lines)
     verify_log(collector.lines, signer=KEY.public_key())
     await collector.close()
+
+
+@pytest.mark.parametrize("is_of_this_log", [True, False])
+async def test_attempts_without_a_collector_read_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_this_log: bool
+) -> None:
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, 20)
+    digest = log.head.digest if is_of_this_log else bytes(32)
+    (tmp_path / "audit.forwarded").write_text(f"{log.head.sequence}:{digest.hex()}")
+    source = AuditSource(log, tmp_path / "audit.forwarded")
+    read = 0
+    next_line = source._next_line
+
+    def counted() -> bytes:
+        nonlocal read
+        read += 1
+        return next_line()
+
+    monkeypatch.setattr(source, "_next_line", counted)
+    position = source.rewind()
+    assert position == (log.head if is_of_this_log else GENESIS)
+    assert read == 20
+    assert source.rewind() == position
+    assert read == 20
+    # What was read but didn't arrive is read again.
+    await fill(log, 1)
+    source.read()
+    assert source.rewind() == position
+    assert source.read() != []
+    source.close()
+    await log.close()
 
 
 @pytest.mark.parametrize("position", ["", "x", "7:00", f"7:{'00' * 32}", f"999:{'00' * 32}", "é"])
