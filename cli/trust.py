@@ -19,7 +19,7 @@ from sealane.cli.output import Output
 from sealane.cli.verbs import offline, verb
 from sealane.client import Client, connect, translated
 from sealane.crypto.attestation.policy import Policy
-from sealane.crypto.audit import Head, verify_log
+from sealane.crypto.audit import GENESIS, Head, verify_log
 from sealane.crypto.certificates import anchor_key, parse_anchor
 from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.daemon.broker.policy import (
@@ -35,7 +35,7 @@ from sealane.daemon.broker.policy import (
 )
 from sealane.daemon.runtime.directories import replace_file
 from sealane.daemon.runtime.files import read_secret
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import policy_pb2
 
 _CALL_SECONDS: Final = 60.0
@@ -165,7 +165,8 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
     """Check a log; VerificationError `audit.…` at the first record that is wrong.
 
     A truncated log looks like a good log of fewer records. So its last record is compared with
-    `--head`, or else with the running broker's, unless `--chain-only` is given.
+    `--head`, or else with the running broker's, unless `--chain-only` is given. Then only a
+    signature shows that the records before the first one were really retired.
     """
     head = options.head
     if head is None and not options.chain_only:
@@ -181,6 +182,12 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
         raise UsageError("config.unreadable", f"{options.file}: {error.strerror}") from error
     if head is not None:
         reader.require(head)
+    elif signer is None and reader.beginning != GENESIS:
+        raise VerificationError(
+            "audit.beginning.missing",
+            f"the audit log begins with record {reader.beginning.sequence + 1}: without a head, "
+            "only --anchor can show that those before were retired",
+        )
     output.show_one(
         {
             "records": reader.head.sequence - reader.beginning.sequence,

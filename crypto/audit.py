@@ -90,7 +90,8 @@ class Record:
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
         try:
             time = dt.datetime.fromisoformat(texts["time"])
-            if time.tzinfo is None:
+            # Forwarding puts the kind into a message's header.
+            if time.tzinfo is None or _KIND.fullmatch(texts["kind"]) is None:
                 raise malformed
             return cls(
                 sequence=sequence,

@@ -13,11 +13,12 @@ From a size or age on, the log is cut: it continues in another file, a segment
 (sealane.daemon.broker.audit_segments). The order of events: the draft of the segment is made, with
 a reserve of its own; all records before the cut are synced; the segment's first record is written
 into the draft and synced; the draft gets its name, and the directory is synced; the former segment
-is closed. Without space for the draft's reserve, the log goes on in its file.
+is closed. Without space for the draft's reserve, the log goes on in its file. A cut is a task of
+the log: no caller of `record` waits for it, is failed by it, or can cancel it.
 
 A cut also retires the oldest segments, if the configuration says so: the first record of the new
 segment says where the log begins from then on. Their files are removed once the store's head covers
-that record, or at the next inspection or start.
+that record, also at an inspection or after a start.
 """
 
 import asyncio
@@ -55,6 +56,7 @@ from sealane.daemon.runtime.files import sync_directory
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
+from sealane.transport.tasks import TaskOwner
 
 # A checkpoint costs a signature (50 µs); records after the last one are protected by the head in
 # the store.
@@ -136,11 +138,13 @@ class AuditLog:
         self._pending: deque[_Line] = deque()
         # Replaced by the thread; the last one is `_file`.
         self._segments = recovered.segments
+        self._retired = recovered.retired
         self._beginning = recovered.beginning
         self._readers = 0
         self._reading = threading.Lock()
         self._draft: _Draft | None = None
-        self._is_cutting = False
+        self._tasks = TaskOwner()
+        self._cut_task: asyncio.Task[None] | None = None
         # Without space for a segment, the next attempt is at an inspection.
         self._may_cut = True
         self._written = chain.head
@@ -170,7 +174,9 @@ class AuditLog:
         All records up to the stored head must be there: VerificationError `audit.truncated`; so
         must all segments since the log's recorded beginning: `audit.beginning.missing`. A torn last
         line after the head was never acknowledged and is removed. Complete records after the
-        head are kept, and an `audit.recovered` record counts them.
+        head are kept, and an `audit.recovered` record counts them. If the stored head itself was
+        retired, as after a restore of the store, all records that are left count, and the record
+        says so.
         """
         kept = await keeper.read()
         try:
@@ -188,20 +194,39 @@ class AuditLog:
             retention=retention or Retention(),
         )
         log._kept = kept
-        await asyncio.get_running_loop().run_in_executor(log._thread, log._extend_reserve)
-        unacknowledged = recovery.head.sequence - kept.sequence
+        try:
+            await log._recover(recovery)
+        except BaseException:
+            log._thread.shutdown(wait=True)
+            log._file.close()
+            raise
+        return log
+
+    async def _recover(self, recovery: Recovered) -> None:
+        """Record what the start found, and then remove what was retired."""
+        loop, kept = asyncio.get_running_loop(), self._kept
+        await loop.run_in_executor(self._thread, self._extend_reserve)
+        is_retired = kept.sequence < recovery.beginning.sequence
+        known = recovery.beginning if is_retired else kept
+        unacknowledged = recovery.head.sequence - known.sequence
         if unacknowledged or recovery.torn_bytes:
             get_logger().warning(
-                "audit_recovered", records=unacknowledged, torn_bytes=recovery.torn_bytes
+                "audit_recovered",
+                records=unacknowledged,
+                torn_bytes=recovery.torn_bytes,
+                stored_head_retired=is_retired,
             )
-            await log.record(
+            detail: dict[str, Detail] = {"stored_head_retired": True} if is_retired else {}
+            await self.record(
                 "audit.recovered",
                 subject="broker",
                 outcome="done",
+                reason="",
                 unacknowledged_records=unacknowledged,
                 torn_bytes=recovery.torn_bytes,
+                **detail,
             )
-        return log
+        await loop.run_in_executor(self._thread, self._remove_retired)
 
     @property
     def head(self) -> Head:
@@ -227,7 +252,7 @@ class AuditLog:
             self._append_checkpoint()
         await self._settle(self._chain.head.sequence)
         if self._size >= self._cutting.bytes_max:
-            await self._cut()
+            self._start_cut()
 
     async def advanced(self, sequence: int) -> None:
         """Wait until `head` is beyond record `sequence`; for one caller."""
@@ -281,10 +306,12 @@ class AuditLog:
         segment = self._segments[-1]
         has_records = self._chain.head.sequence > segment.before.sequence + 1
         if has_records and utc_now() - segment.started >= self._cutting.age:
-            await self._cut()
+            self._start_cut()
+            await self._cut_ended()
 
     async def close(self) -> None:
-        """Write a last checkpoint, wait for the thread and close the file."""
+        """Wait for a cut, write a last checkpoint, wait for the thread and close the file."""
+        await self._cut_ended()
         if self._failure is None and self._chain.head.sequence > self._checkpointed:
             self._append_checkpoint()
             await self._settle(self._chain.head.sequence)
@@ -293,21 +320,29 @@ class AuditLog:
         if self._draft is not None:
             self._draft.file.close()
 
+    def _start_cut(self) -> None:
+        """Cut the log in a task, unless one does or there is no space for another segment."""
+        is_cutting = self._cut_task is not None and not self._cut_task.done()
+        if not (is_cutting or self._is_low) and self._may_cut:
+            self._cut_task = self._tasks.start(self._cut(), name="broker-audit-cut")
+
+    async def _cut_ended(self) -> None:
+        if self._cut_task is not None:
+            await asyncio.wait([self._cut_task])
+
     async def _cut(self) -> None:
         """Continue the log in another segment, unless there is no space for one."""
-        if self._is_cutting or self._is_low or not self._may_cut:
-            return
-        self._is_cutting = True
+        loop = asyncio.get_running_loop()
         try:
-            loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(self._thread, self._prepare_segment):
                 self._may_cut = False
                 return
             self._append_segment()
             await self._settle(self._chain.head.sequence)
             await loop.run_in_executor(self._thread, self._remove_retired)
-        finally:
-            self._is_cutting = False
+        except UnavailableError as error:
+            # If the file's state is unknown, `troubled` ends, and the inspection raises.
+            get_logger().warning("audit_cut_failed", reason=error.reason, message=error.args[0])
 
     def _append_segment(self) -> None:
         before, now = self._chain.head, utc_now()
@@ -434,8 +469,9 @@ class AuditLog:
         with self._reading:
             if self._readers:
                 return
-            retired = retired_segments(self._segments, self._beginning)
-            self._segments = self._segments[len(retired) :]
+            found = retired_segments(self._segments, self._beginning)
+            self._segments = self._segments[len(found) :]
+        retired, self._retired = [*self._retired, *found], []
         if retired:
             names = [segment.path.name for segment in retired]
             get_logger().info("audit_retired", through=self._beginning.sequence, segments=names)
@@ -462,7 +498,8 @@ class AuditLog:
                 "audit_log_low",
                 path=str(self.path),
                 message=f"only the {RESERVE_BYTES} bytes in reserve are left for the audit log: "
-                "refusals are counted but not recorded; free some space",
+                "refusals are counted but not recorded, and nothing is retired; remove other files, "
+                "none of the log's",
             )
         # Only a full reserve ends the alarm; then `inspect` records the refusals counted in the
         # meantime.

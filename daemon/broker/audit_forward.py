@@ -17,6 +17,7 @@ import ssl
 import struct
 import termios
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -77,6 +78,25 @@ def syslog_message(line: bytes, *, node: str) -> bytes:
     return f"{len(message)} ".encode() + message
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection to a collector; `tcp` is the transport below TLS, or the writer's own."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    tcp: asyncio.WriteTransport
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how much the peer's machine hasn't acknowledged, wherever it waits.
+
+        That is in TLS, in the transport below it, or in the kernel (tcp(7), SIOCOUTQ).
+        """
+        end: socket.socket = self.tcp.get_extra_info("socket")
+        (sent,) = struct.unpack("i", fcntl.ioctl(end.fileno(), termios.TIOCOUTQ, bytes(4)))
+        above = self.writer.transport.get_write_buffer_size()
+        return above + self.tcp.get_write_buffer_size() + int(sent)
+
+
 class AuditForwarder:
     """Forwards the records of `log`; `run` ends only if the log was tampered with."""
 
@@ -98,7 +118,8 @@ class AuditForwarder:
             while True:
                 try:
                     await self._forward()
-                except OSError as error:
+                except (OSError, UnicodeError) as error:
+                    # UnicodeError: a host that the resolver can't encode.
                     self._lost(error)
                 await asyncio.sleep(self._pause)
                 self._pause = min(2 * self._pause, BACK_OFF_SECONDS)
@@ -109,12 +130,12 @@ class AuditForwarder:
         """Forward over one connection until it ends: OSError."""
         position = await asyncio.to_thread(self._source.rewind)
         self._log.forwarded = position.sequence
-        async with self._connection() as (reader, writer):
+        async with self._connection() as connection:
             while True:
                 await self._log.advanced(self._source.head.sequence)
                 lines = await asyncio.to_thread(self._source.read)
                 async with asyncio.timeout(BATCH_SECONDS):
-                    await self._send(lines, reader, writer)
+                    await self._send(lines, connection)
                 await asyncio.to_thread(self._source.keep)
                 self._log.forwarded = self._source.head.sequence
                 self._found()
@@ -122,33 +143,33 @@ class AuditForwarder:
                     await asyncio.sleep(PAUSE_SECONDS)
 
     @contextlib.asynccontextmanager
-    async def _connection(
-        self,
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def _connection(self) -> AsyncIterator[Connection]:
         host, port = split_address(self._address)
         async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=self._tls, server_hostname=host if self._tls else None
-            )
+            reader, writer = await asyncio.open_connection(host, port)
+        tcp = writer.transport
         try:
+            if self._tls is not None:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await writer.start_tls(self._tls, server_hostname=host)
             # Not 0, with which asyncio's TLS never resumes.
             writer.transport.set_write_buffer_limits(high=1)
-            yield reader, writer
+            yield Connection(reader, writer, tcp)
         finally:
             writer.transport.abort()
+            tcp.abort()
 
-    async def _send(
-        self, lines: list[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _send(self, lines: list[bytes], connection: Connection) -> None:
         """Return once the collector's machine has acknowledged all of the lines."""
+        writer = connection.writer
         writer.write(b"".join(syslog_message(line, node=self._node) for line in lines))
         await writer.drain()
         # The kernel has no event for it.
         while True:
             # A closed socket has no number to ask the kernel about.
-            if writer.is_closing() or reader.at_eof():
+            if writer.is_closing() or connection.tcp.is_closing() or connection.reader.at_eof():
                 raise ConnectionResetError("the collector closed the connection")
-            if not (writer.transport.get_write_buffer_size() or _unacknowledged(writer)):
+            if not connection.unacknowledged_bytes():
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -166,10 +187,3 @@ class AuditForwarder:
         if self._is_away:
             get_logger().info("audit_forward_resumed", address=self._address)
         self._is_away = False
-
-
-def _unacknowledged(writer: asyncio.StreamWriter) -> int:
-    """Return how many bytes the peer's machine hasn't acknowledged (tcp(7), SIOCOUTQ)."""
-    end: socket.socket = writer.get_extra_info("socket")
-    (count,) = struct.unpack("i", fcntl.ioctl(end.fileno(), termios.TIOCOUTQ, bytes(4)))
-    return int(count)

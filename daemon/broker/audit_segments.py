@@ -46,6 +46,8 @@ class Recovered:
 
     file: BinaryIO
     segments: list[Segment]
+    retired: list[Segment]
+    """Those before them whose files are still there: to be removed once the store knows."""
     beginning: Head
     """The record before the first one kept."""
     head: Head
@@ -77,8 +79,8 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 def open_segments(path: Path, kept: Head, *, signer: ec.EllipticCurvePublicKey) -> Recovered:
     """Open the log at `path`, whose records must include `kept`; creates it if there is none.
 
-    Segments that were retired, but not yet removed, are removed. VerificationError
-    `audit.truncated`, `audit.beginning.missing` or those of `SegmentStart.of`; OSError.
+    VerificationError `audit.truncated`, `audit.beginning.missing` or those of `SegmentStart.of`;
+    OSError.
     """
     draft_path(path).unlink(missing_ok=True)
     paths = segment_paths(path)
@@ -99,16 +101,23 @@ def open_segments(path: Path, kept: Head, *, signer: ec.EllipticCurvePublicKey) 
         )
     for segment, successor in itertools.pairwise(segments):
         _check_joint(segment, successor)
+    for former in segments[-2:-1]:
+        # Frees what a cut that was interrupted left reserved behind its end.
+        os.truncate(former.path, former.size)
     descriptor = os.open(segments[-1].path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
         head, torn_bytes = _recover(file, segments, path, kept)
-        remove_segments(retired)
     except BaseException:
         file.close()
         raise
     return Recovered(
-        file=file, segments=segments, beginning=beginning, head=head, torn_bytes=torn_bytes
+        file=file,
+        segments=segments,
+        retired=retired,
+        beginning=beginning,
+        head=head,
+        torn_bytes=torn_bytes,
     )
 
 
@@ -193,37 +202,57 @@ def _check_joint(segment: Segment, successor: Segment) -> None:
 
 
 def _recover(file: BinaryIO, segments: list[Segment], path: Path, kept: Head) -> tuple[Head, int]:
-    """Find the end of the chain, which must contain `kept`, and remove a torn line after it."""
+    """Find the end of the chain, which must contain `kept`, and remove a torn line after it.
+
+    What the store knows may be older than the log's beginning, after a restore: then the whole log
+    is checked from its beginning, which is signed.
+    """
     size = file.seek(0, os.SEEK_END)
     torn = next(lines_backwards(file, size), b"")
-    behind: list[bytes] = []
-    beginning = segments[0].before
-    found = beginning if kept == beginning else None
-    for line in _records_backwards(file, size, segments):
-        record = Record.decode(line)
-        if record.sequence <= kept.sequence:
-            chain = Chain(Head(sequence=record.sequence - 1, digest=record.previous))
-            found = chain.follow(line)
-            break
-        behind.append(line)
-    if found != kept:
-        raise VerificationError(
-            "audit.truncated",
-            f"{path}: does not hold the {kept.sequence} records that were acknowledged: the log "
-            "was truncated, changed, or replaced by an older copy",
-        )
-    chain = Chain(kept)
-    for line in reversed(behind):
-        chain.follow(line)
+    whole = [*segments[:-1], replace(segments[-1], size=size - len(torn))]
+    if kept.sequence < whole[0].before.sequence:
+        head = _follow(whole, whole[0].before, 0)
+    else:
+        following = [segment for segment in whole if segment.before.sequence > kept.sequence]
+        holder = whole[-len(following) - 1]
+        offset = _end_of(holder, kept)
+        if offset is None:
+            raise VerificationError(
+                "audit.truncated",
+                f"{path}: does not hold the {kept.sequence} records that were acknowledged: the "
+                "log was truncated, changed, or replaced by an older copy",
+            )
+        head = _follow([holder, *following], kept, offset)
     if torn:
         file.truncate(size - len(torn))
         os.fsync(file.fileno())
-    return chain.head, len(torn)
+    return head, len(torn)
 
 
-def _records_backwards(file: BinaryIO, size: int, segments: list[Segment]) -> Iterator[bytes]:
-    """Yield the whole lines of all segments, last first."""
-    yield from itertools.islice(lines_backwards(file, size), 1, None)
-    for segment in reversed(segments[:-1]):
-        with segment.path.open("rb") as former:
-            yield from itertools.islice(lines_backwards(former, segment.size), 1, None)
+def _end_of(segment: Segment, kept: Head) -> int | None:
+    """Return the offset behind the record `kept`; None if the segment doesn't hold it."""
+    if segment.before == kept:
+        return 0
+    offset = segment.size
+    with segment.path.open("rb") as file:
+        for line in itertools.islice(lines_backwards(file, segment.size), 1, None):
+            record = Record.decode(line)
+            if record.sequence <= kept.sequence:
+                before = Head(sequence=record.sequence - 1, digest=record.previous)
+                return offset if Chain(before).follow(line) == kept else None
+            offset -= len(line) + 1
+    return None
+
+
+def _follow(segments: list[Segment], head: Head, offset: int) -> Head:
+    """Check all records of `segments` after `head`, which ends at `offset` of the first one."""
+    chain = Chain(head)
+    for segment in segments:
+        with segment.path.open("rb") as file:
+            file.seek(offset)
+            while offset < segment.size:
+                line = file.readline(LINE_BYTES_MAX + 1)
+                chain.follow(line.removesuffix(b"\n"))
+                offset += len(line)
+        offset = 0
+    return chain.head

@@ -44,9 +44,12 @@ class AuditSource:
     def rewind(self) -> Head:
         """Go to the kept position, or to the log's beginning, and return the position; OSError.
 
-        The log's beginning if there is no position, or it isn't one of this log.
+        The log's beginning if there is no position, or it isn't one of this log: that is then kept.
+        Reads nothing if this is the position already.
         """
         position = self._kept_position()
+        if self._file is not None and self.head == position:
+            return self.head
         with self._log.reading() as segments:
             before = [s for s in segments if position and s.before.sequence <= position.sequence]
             self._open(before[-1] if before else segments[0])
@@ -56,6 +59,7 @@ class AuditSource:
                     message="the kept position is none of this log: forwarding from its beginning",
                 )
                 self._open(segments[0])
+                self.keep()
         return self.head
 
     def keep(self) -> None:

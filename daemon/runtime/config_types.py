@@ -25,6 +25,10 @@ def _address(value: str) -> str:
         raise ValueError("host:port, port 0…65535")
     if not _HOST.fullmatch(host):
         raise ValueError("host:port, host a name or an address ([…] around IPv6)")
+    # What a resolver can't encode; the last label may be empty.
+    labels = host.removesuffix(".").split(".")
+    if not host.startswith("[") and not all(1 <= len(label) <= 63 for label in labels):
+        raise ValueError("host:port, each part of the host 1…63 characters")
     return value
 
 

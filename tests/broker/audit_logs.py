@@ -4,7 +4,15 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.audit import GENESIS, ChainReader, Head, Record, verify_log
+from sealane.crypto.audit import (
+    GENESIS,
+    ChainReader,
+    Detail,
+    Head,
+    Outcome,
+    Record,
+    verify_log,
+)
 from sealane.daemon.broker.audit import AuditLog, Cutting
 from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.audit_segments import segment_paths
@@ -30,10 +38,20 @@ class Keeper:
         self._path.write_bytes(head.sequence.to_bytes(8, "big") + head.digest)
 
 
+class PatientLog(AuditLog):
+    """Waits for a cut with each record, so that a test knows which one begins a segment."""
+
+    async def record(
+        self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
+    ) -> None:
+        await super().record(kind, subject=subject, outcome=outcome, reason=reason, **detail)
+        await self._cut_ended()
+
+
 async def opened(
     directory: Path, cutting: Cutting | None = None, retention: Retention | None = None
 ) -> AuditLog:
-    return await AuditLog.open(
+    return await PatientLog.open(
         directory / "audit.jsonl",
         keeper=Keeper(directory / "head"),
         signing_key=KEY,

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -18,12 +19,14 @@ from cryptography.x509.oid import NameOID
 
 from broker.audit_logs import KEY, SMALL, files, opened
 from patience import PATIENCE_SECONDS
-from sealane.crypto.audit import Record, verify_log
+from sealane.crypto.audit import GENESIS, Record, verify_log
 from sealane.daemon.broker import audit_forward
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_forward import AuditForwarder, forward_tls, syslog_message
 from sealane.daemon.broker.audit_retention import Retention
+from sealane.daemon.broker.audit_source import AuditSource
 from sealane.daemon.config import AuditForwardConfig
+from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UsageError, VerificationError
 
 FORWARDED = Retention(is_forwarded=True)
@@ -168,6 +171,38 @@ async def test_forwarding_goes_on_at_the_kept_position(tmp_path: Path) -> None:
     await collector.close()
 
 
+@pytest.mark.parametrize("is_of_this_log", [True, False])
+async def test_attempts_without_a_collector_read_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_this_log: bool
+) -> None:
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, 20)
+    digest = log.head.digest if is_of_this_log else bytes(32)
+    (tmp_path / "audit.forwarded").write_text(f"{log.head.sequence}:{digest.hex()}")
+    source = AuditSource(log, tmp_path / "audit.forwarded")
+    read = 0
+    next_line = source._next_line
+
+    def counted() -> bytes:
+        nonlocal read
+        read += 1
+        return next_line()
+
+    monkeypatch.setattr(source, "_next_line", counted)
+    position = source.rewind()
+    assert position == (log.head if is_of_this_log else GENESIS)
+    assert read == 20
+    assert source.rewind() == position
+    assert read == 20
+    # What was read but didn't arrive is read again.
+    await fill(log, 1)
+    source.read()
+    assert source.rewind() == position
+    assert source.read() != []
+    source.close()
+    await log.close()
+
+
 @pytest.mark.parametrize("position", ["", "x", "7:00", f"7:{'00' * 32}", f"999:{'00' * 32}", "é"])
 async def test_position_of_no_record_starts_at_the_beginning(tmp_path: Path, position: str) -> None:
     collector = Collector()
@@ -180,6 +215,39 @@ async def test_position_of_no_record_starts_at_the_beginning(tmp_path: Path, pos
     assert verify_log(collector.lines, signer=KEY.public_key()).head == log.head
     await log.close()
     await collector.close()
+
+
+async def test_what_waits_below_tls_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, ca_file = _certificate(tmp_path, "collector")
+    ended = asyncio.Event()
+
+    async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await ended.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(stuck, "127.0.0.1", 0, ssl=context)
+    server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    port = server.sockets[0].getsockname()[1]
+    log = await opened(tmp_path)
+    config = AuditForwardConfig(address=f"127.0.0.1:{port}", ca_file=str(ca_file))
+    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
+    async with asyncio.timeout(PATIENCE_SECONDS), forwarder._connection() as connection:
+        end = connection.tcp.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        # Below the mark from which the lower transport makes TLS wait.
+        connection.writer.write(bytes(60_000))
+        await connection.writer.drain()
+        assert connection.writer.transport.get_write_buffer_size() == 0
+        # Even if the kernel has nothing left.
+        nothing = SimpleNamespace(ioctl=lambda *_: bytes(4))
+        monkeypatch.setattr(audit_forward, "fcntl", nothing)
+        assert connection.unacknowledged_bytes() > 0
+        ended.set()
+    server.close()
+    await log.close()
 
 
 async def test_record_counts_once_the_collector_has_acknowledged_it(tmp_path: Path) -> None:
@@ -313,6 +381,32 @@ async def test_collector_of_an_attacker_gets_nothing(
     front.close()
     await log.close()
     await collector.close()
+
+
+@pytest.mark.parametrize("host", ["collector..example", "a" * 64 + ".example", ".example", "a.."])
+def test_host_that_can_not_be_encoded_is_no_address(host: str) -> None:
+    with pytest.raises(ValueError, match="host:port, "):
+        peer_address(f"{host}:6514")
+
+
+@pytest.mark.parametrize("host", ["a" * 63 + ".example", "collector.example.", "[fe80::1%a]"])
+def test_host_of_parts_that_fit_is_an_address(host: str) -> None:
+    assert peer_address(f"{host}:6514") == f"{host}:6514"
+
+
+async def test_host_that_can_not_be_encoded_is_a_collector_that_is_away(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    _, ca_file = _certificate(tmp_path, "collector")
+    config = AuditForwardConfig.model_construct(
+        address="collector..example:6514", ca_file=str(ca_file)
+    )
+    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(forwarder.run())
+        await until(lambda: forwarder._is_away)
+        assert not task.done()
+        task.cancel()
+    await log.close()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x", b"\xff"])

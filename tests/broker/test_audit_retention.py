@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import empty_pb2
 
-from broker.audit_logs import KEY, SMALL, Keeper, files, numbers, opened, verified
+from broker.audit_logs import KEY, SMALL, Keeper, files, numbers, opened, records, verified
 from sealane.crypto.audit import GENESIS, Head, verify_log
 from sealane.daemon.broker import audit
 from sealane.daemon.broker.audit import AuditLog
@@ -218,5 +218,67 @@ async def test_files_that_can_not_be_removed_end_nothing(
         await log.close()
     assert numbers(tmp_path) == [*range(40)]
     await (await opened(tmp_path, SMALL)).close()
+    assert 0 not in numbers(tmp_path)
+    verified(tmp_path)
+
+
+async def retired_log(directory: Path) -> None:
+    log = await opened(directory, SMALL, FEW)
+    await fill(log, 40)
+    await log.close()
+    assert 0 not in numbers(directory)
+
+
+@pytest.mark.parametrize("sequence", [0, 3])
+async def test_restored_store_goes_on_with_a_log_that_was_retired(
+    tmp_path: Path, sequence: int
+) -> None:
+    digest = bytes([sequence]) * 32
+    await retired_log(tmp_path)
+    before = verified(tmp_path)
+    await Keeper(tmp_path / "head").keep(Head(sequence=sequence, digest=digest))
+    log = await opened(tmp_path)
+    recovered = records(files(tmp_path)[-1])[-1]
+    assert recovered.kind == "audit.recovered"
+    assert recovered.detail == {
+        "stored_head_retired": True,
+        "torn_bytes": 0,
+        "unacknowledged_records": before.head.sequence - before.beginning.sequence,
+    }
+    await log.close()
+    verified(tmp_path)
+
+
+@pytest.mark.parametrize("segment", [0, 1, -1])
+async def test_restored_store_refuses_a_retired_log_that_was_changed(
+    tmp_path: Path, segment: int
+) -> None:
+    await retired_log(tmp_path)
+    await Keeper(tmp_path / "head").keep(GENESIS)
+    path = files(tmp_path)[segment]
+    changed = path.read_bytes().replace(b'"subject":"s"', b'"subject":"x"', 1)
+    assert changed != path.read_bytes()
+    path.write_bytes(changed)
+    with pytest.raises(VerificationError) as caught:
+        await opened(tmp_path)
+    assert caught.value.reason == "audit.chain.broken"
+
+
+async def test_start_removes_nothing_before_the_store_knows(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FEW)
+    await fill(log, 8)
+    known = log.head
+    log._remove_retired = lambda: None  # type: ignore[method-assign]
+    await fill(log, 32, 8)
+    await log.close()
+    # As after a death behind the cut, and then nobody lets the store know.
+    keeper = SilentKeeper(tmp_path / "head")
+    await keeper.keep(known)
+    keeper.is_silent = True
+    before = files(tmp_path)
+    with pytest.raises(UnavailableError):
+        await AuditLog.open(tmp_path / "audit.jsonl", keeper=keeper, signing_key=KEY)
+    assert files(tmp_path) == before
+    await (await opened(tmp_path)).close()
     assert 0 not in numbers(tmp_path)
     verified(tmp_path)

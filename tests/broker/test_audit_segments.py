@@ -2,11 +2,14 @@
 
 import asyncio
 import datetime as dt
+import errno
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +17,14 @@ import pytest
 from google.protobuf import empty_pb2
 
 from broker.audit_logs import KEY, SMALL, Keeper, files, filled, numbers, opened, records, verified
-from sealane.crypto.audit import ChainReader, Record, verify_log
-from sealane.daemon.broker.audit import Cutting
+from patience import PATIENCE_SECONDS
+from sealane.crypto.audit import Chain, ChainReader, Head, Record, verify_log
+from sealane.daemon.broker.audit import AuditLog, Cutting
+from sealane.daemon.broker.audit_segments import open_segments
 from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.runtime.reserve import RESERVE_BYTES, Reserve
-from sealane.errors import VerificationError
+from sealane.errors import UnavailableError, VerificationError
+from sealane.transport.tasks import TaskOwner
 
 TESTS = Path(__file__).parents[1]
 
@@ -91,6 +97,101 @@ async def test_records_at_once_are_in_order_over_a_cut(tmp_path: Path) -> None:
     assert numbers(tmp_path) == 5 * [*range(20)]
     assert len(files(tmp_path)) > 3
     verified(tmp_path)
+
+
+async def impatient(directory: Path) -> AuditLog:
+    """Return a log that is one record short of a cut."""
+    log = await AuditLog.open(
+        directory / "audit.jsonl",
+        keeper=Keeper(directory / "head"),
+        signing_key=KEY,
+        cutting=Cutting(bytes_max=1),
+    )
+    log._may_cut = False
+    await log.record("k", subject="s", outcome="done", number=0)
+    log._may_cut = True
+    return log
+
+
+async def test_caller_that_is_cancelled_or_waits_is_none_of_a_cut(tmp_path: Path) -> None:
+    log = await impatient(tmp_path)
+    prepare, may_go_on = log._prepare_segment, threading.Event()
+
+    def slow() -> bool:
+        may_go_on.wait(PATIENCE_SECONDS)
+        return prepare()
+
+    log._prepare_segment = slow  # type: ignore[method-assign]
+    calls = TaskOwner()
+    call = calls.start(log.record("k", subject="s", outcome="done", number=1), name="call")
+    # Acknowledged, though the cut that it started can't go on.
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await call
+    assert len(files(tmp_path)) == 1
+    call = calls.start(log.record("k", subject="s", outcome="done", number=2), name="call")
+    await asyncio.sleep(0)
+    call.cancel()
+    may_go_on.set()
+    await asyncio.wait([call])
+    await log._cut_ended()
+    assert len(files(tmp_path)) == 2
+    await asyncio.gather(
+        *(log.record("k", subject="s", outcome="done", number=n) for n in range(3, 30))
+    )
+    await log._cut_ended()
+    await log.inspect()
+    await log.close()
+    assert numbers(tmp_path) == [*range(30)]
+    verified(tmp_path)
+
+
+async def test_cut_without_the_store_fails_no_acknowledged_record(tmp_path: Path) -> None:
+    log = await impatient(tmp_path)
+    keep, append = log._keeper.keep, log._append_segment
+    is_silent = False
+
+    async def silent(head: Head) -> None:
+        if is_silent:
+            raise UnavailableError("broker.store.timeout", "silent")
+        await keep(head)
+
+    def silenced() -> None:
+        nonlocal is_silent
+        append()
+        is_silent = True
+
+    log._keeper.keep = silent  # type: ignore[method-assign]
+    log._append_segment = silenced  # type: ignore[method-assign]
+    await log.record("k", subject="s", outcome="done", number=1)
+    await log._cut_ended()
+    assert is_silent
+    log._append_segment = append  # type: ignore[method-assign]
+    is_silent = False
+    await log.record("k", subject="s", outcome="done", number=2)
+    await log.inspect()
+    await log.close()
+    assert numbers(tmp_path) == [0, 1, 2]
+    verified(tmp_path)
+
+
+async def test_cut_that_leaves_the_file_unknown_ends_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await impatient(tmp_path)
+
+    def refused(path: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refused)
+        await log.record("k", subject="s", outcome="done", number=1)
+        await log._cut_ended()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await log.troubled()
+    with pytest.raises(UnavailableError) as caught:
+        await log.inspect()
+    assert caught.value.reason == "audit.unwritable"
+    await log.close()
 
 
 async def test_export_has_the_records_of_all_segments(tmp_path: Path) -> None:
@@ -312,6 +413,8 @@ async def test_broker_killed_at_any_step_of_a_cut_goes_on_with_one_chain(tmp_pat
         kept = await Keeper(directory / "head").read()
         seen.add(len(files(directory)))
         await (await opened(directory, SMALL)).close()
+        for former in files(directory)[:-1]:
+            assert former.stat().st_blocks * 512 < RESERVE_BYTES
         assert numbers(directory) == acknowledged
         assert verified(directory).head.sequence >= kept.sequence
         assert "audit.jsonl.new" not in names(directory)
@@ -344,3 +447,26 @@ async def test_records_behind_the_head_may_be_in_several_segments(tmp_path: Path
     assert records(files(tmp_path)[-1])[-1].kind == "audit.recovered"
     await log.close()
     verified(tmp_path)
+
+
+async def test_start_far_behind_the_head_holds_few_records(tmp_path: Path) -> None:
+    await filled(tmp_path, 3)
+    kept = await Keeper(tmp_path / "head").read()
+    chain = Chain(verified(tmp_path).head)
+    now = dt.datetime.now(dt.UTC)
+    lines = (
+        chain.append(
+            "k", subject="s", outcome="done", reason="", detail={"text": ["x" * 500] * 12}, now=now
+        )
+        for _ in range(1000)
+    )
+    with files(tmp_path)[0].open("ab") as file:
+        file.writelines(lines)
+    assert files(tmp_path)[0].stat().st_size > 5 << 20
+    tracemalloc.start()
+    recovered = open_segments(tmp_path / "audit.jsonl", kept, signer=KEY.public_key())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    recovered.file.close()
+    assert recovered.head == chain.head
+    assert peak < 1 << 20

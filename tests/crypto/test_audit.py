@@ -118,6 +118,7 @@ def test_texts_of_strangers_stay_on_their_line() -> None:
         log()[0] + b" ",
         log()[0].replace(b'"sequence":1', b'"sequence":"1"'),
         log()[0].replace(b'"time":"2026', b'"time":"x026'),
+        log()[0].replace(b'"kind":"', b'"kind":"x - - '),
         log()[0].replace(b'"detail":{', b'"detail":{"\xc3\xa9":1,'),
     ],
 )
