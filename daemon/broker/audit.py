@@ -498,8 +498,8 @@ class AuditLog:
                 "audit_log_low",
                 path=str(self.path),
                 message=f"only the {RESERVE_BYTES} bytes in reserve are left for the audit log: "
-                "refusals are counted but not recorded, and nothing is retired; remove other files, "
-                "none of the log's",
+                "refusals are counted but not recorded, and nothing is retired; remove other "
+                "files, none of the log's",
             )
         # Only a full reserve ends the alarm; then `inspect` records the refusals counted in the
         # meantime.

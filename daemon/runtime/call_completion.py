@@ -33,7 +33,14 @@ _METHODS: Final = {
         "CloneVolume",
     ),
     "Offload": ("EnableAccelerator", "DisableAccelerator", "DrainAccelerator"),
-    "Storage": ("CreateNamespace", "DeleteNamespace", "ResizeNamespace", "StartJob", "ChangeJob"),
+    "Storage": (
+        "CreateNamespace",
+        "DeleteNamespace",
+        "ResizeNamespace",
+        "StartJob",
+        "ChangeJob",
+        "ReleaseFailOverGroup",
+    ),
     "Broker": (
         "RegisterVolume",
         "UnregisterVolume",
