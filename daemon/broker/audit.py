@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
 from sealane.daemon.broker.audit_head import HeadKeeper
-from sealane.daemon.broker.audit_retention import ClockWatch, Retention, beginning_after
+from sealane.daemon.broker.audit_retention import TimeWatch, Retention, beginning_after
 from sealane.daemon.broker.audit_segments import (
     Recovered,
     Segment,
@@ -131,7 +131,7 @@ class AuditLog:
         self._signing_key = signing_key
         self._cutting = cutting
         self._retention = retention
-        self._clock = ClockWatch()
+        self._clock = TimeWatch()
         self.forwarded = 0 if retention.is_forwarded else None
         """Number of the last record that a collector has; None if records aren't forwarded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")

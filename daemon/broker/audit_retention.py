@@ -15,7 +15,7 @@ CLOCK_DRIFT_MAX: Final = dt.timedelta(hours=1)
 """From which deviation on a clock is not believed to say what is old."""
 
 
-class ClockWatch:
+class TimeWatch:
     """Compares the clock that records have with the machine's own, which nobody sets."""
 
     def __init__(self) -> None:
