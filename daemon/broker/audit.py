@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
 from sealane.daemon.broker.audit_head import HeadKeeper
-from sealane.daemon.broker.audit_retention import TimeWatch, Retention, beginning_after
+from sealane.daemon.broker.audit_retention import Retention, TimeWatch, beginning_after
 from sealane.daemon.broker.audit_segments import (
     Recovered,
     Segment,
