@@ -51,7 +51,14 @@ def broker_restore(options: argparse.Namespace, output: Output) -> None:
         raise UsageError("config.unreadable", f"{options.file}: {error.strerror}") from error
     state_dir = Path(config.node.state_dir)
     with file, as_daemon(state_dir), claimed_state(state_dir):
-        restore = prepared(file, config, key=key, anchor=anchor, accepted=accepted)
+        restore = prepared(
+            file,
+            config,
+            key=key,
+            anchor=anchor,
+            accepted=accepted,
+            restored_before=options.restored_before,
+        )
         asyncio.run(check_empty(config))
         confirm(options, _consequence(restore))
         asyncio.run(filled(restore, config))
@@ -61,12 +68,19 @@ def broker_restore(options: argparse.Namespace, output: Output) -> None:
 def _consequence(restore: Restore) -> str:
     revision = restore.revision
     return (
-        f"This rolls the brokers' state back to {restore.header.created_at:%Y-%m-%d %H:%M:%S} UTC. "
-        "What was created, deleted, shared, moved or revoked since is forgotten. No broker of the "
-        f"old store may run again. {len(revision.held_nodes)} nodes stay revoked until sealanectl "
-        f"node restore, {len(revision.held_devices)} devices are refused until sealanectl device "
-        "init --anew."
+        f"This is restore {revision.ordinal} of these brokers; a lower number than the true one "
+        "can give a revoked node a key in use. "
+        "It rolls the brokers' state back to "
+        f"{restore.header.created_at:%Y-%m-%d %H:%M:%S} UTC. What was created, deleted, shared, "
+        "moved or revoked since is forgotten. The store will be under key encryption key "
+        f"{_key_ids(restore)}, even if that was retired since. No broker of the old store may run "
+        f"again. {len(revision.held_nodes)} nodes stay revoked until sealanectl node restore, "
+        f"{len(revision.held_devices)} devices are refused until sealanectl device init --anew."
     )
+
+
+def _key_ids(restore: Restore) -> str:
+    return " and, in the middle of a rotation, ".join(each.hex() for each in restore.key_ids)
 
 
 def _outcome(restore: Restore) -> dict[str, Any]:
@@ -76,6 +90,10 @@ def _outcome(restore: Restore) -> dict[str, Any]:
         "of broker": restore.header.node,
         "revision": restore.header.revision,
         "records": len(revision.entries),
+        "key encryption keys": [each.hex() for each in restore.key_ids],
+        "restore": revision.ordinal,
+        "base of start epochs": revision.epoch_base,
+        "broker instance": restore.instance,
         "retired instances": [*revision.retired],
         "revoked nodes": [*revision.held_nodes],
         "refused devices": [str(each) for each in revision.held_devices],
@@ -147,6 +165,14 @@ def add_verbs(verbs: Any) -> None:
         ("trust-anchor", "trust anchor of the brokers, as every node has it"),
     ):
         restore.add_argument(f"--{option}", type=Path, required=True, metavar="FILE", help=text)
+    restore.add_argument(
+        "--restored-before",
+        type=int,
+        required=True,
+        metavar="N",
+        help="how often any snapshot of these brokers was restored before, interrupted ones "
+        "included; if unsure, more: each costs 16 of a volume's 256 key epochs",
+    )
     restore.add_argument(
         "--accept",
         action="append",

@@ -57,7 +57,12 @@ def _key_recipient(options: argparse.Namespace, output: Output) -> None:
     key = RecipientKey.create()
     public = options.path.with_name(f"{options.path.name}.pub")
     write_secret(options.path, key.pem())
-    write_new(public, key.public_pem(), mode=0o644)
+    try:
+        write_new(public, key.public_pem(), mode=0o644)
+    except UsageError:
+        # It has no public half, and would be in the way of the next attempt.
+        options.path.unlink()
+        raise
     output.show_one(
         {
             "path": str(options.path),

@@ -1,9 +1,9 @@
 """Snapshots of a broker's store: encrypted to a recipient, signed by the brokers' authority.
 
 docs/formats/snapshot.md has the bytes. HPKE (RFC 9180) seals a fresh file key to the recipient; the
-content follows in parts under that key (AES-256-GCM, nonce: the part's number; the last part is
-marked in the additional data). The authority signs the hash of all of it: HPKE's base mode doesn't
-authenticate the sender, and anyone may know the recipient's public key.
+content follows in parts under that key (AES-256-GCM, nonce: the part's number, no additional data).
+The authority signs the hash of all of it, the end included: HPKE's base mode doesn't authenticate
+the sender, and anyone may know the recipient's public key.
 """
 
 import datetime as dt

@@ -37,7 +37,6 @@ def new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, byt
         wrapped_key=wrapped,
         certificate=made.certificate.public_bytes(serialization.Encoding.DER),
         wrapped_record_key=wrapped_record_key,
-        key_id=wrapping.key_id,
     )
     return record, record_key
 

@@ -15,9 +15,9 @@ head is read: if it is still the old one, the store may have been rolled back, a
 Its next start has an epoch of its own.
 
 In a store that was restored from a snapshot, brokers have instance numbers and counters that are
-new there, and a start epoch is the counter's value plus the restore's random `epoch_base`: even a
-number that was used after the snapshot, or after another restore of it, gets other arenas
-(sealane.daemon.broker.restored).
+new there, and volumes begin other key epochs (sealane.daemon.broker.restored). Besides, a start
+epoch is the counter's value plus the restore's random `epoch_base`: even a number that was used
+after the snapshot, or after another restore of it, most probably gets other arenas.
 """
 
 import asyncio
@@ -99,12 +99,16 @@ class Instance:
                 "snapshot; allowed: a broker.instance that was never used",
             )
         base = 0 if restored is None else restored.record.epoch_base
+        # First, so that an exhausted counter says so at every start.
+        last = await _last_start(instance, stored, counter=starts, base=base)
         head = await registry.heads.get(name)
         if head is None:
             await _first_value(heads, instance, at_most=_UNUSED)
         else:
             await _caught_up(heads, instance, "head", head.record.number)
-        epoch = await _next_start(registry, instance, stored, node=node, counter=starts, base=base)
+        epoch = await _next_start(
+            registry, instance, stored, node=node, counter=starts, base=base, value=last
+        )
         claimed = cls(
             registry,
             name=name,
@@ -209,6 +213,25 @@ class Instance:
         )
 
 
+async def _last_start(
+    instance: int, stored: Stored[InstanceRecord] | None, *, counter: MonotonicCounter, base: int
+) -> int:
+    """Return the counter's value, that of the last start; LeaseError if it can't count on."""
+    room = START_EPOCH_MAX - base
+    if stored is not None and stored.record.is_anchored:
+        served = stored.record.start_epoch - base
+        value = await _caught_up(counter, instance, "start epoch", served)
+    else:
+        # The epoch was served by a version without anchors: the counter continues from it.
+        reached = _UNUSED if stored is None else stored.record.start_epoch
+        value = await _first_value(counter, instance, at_most=reached, below=room)
+        while value < reached:
+            value = await _increment(counter, to=value + 1)
+    if value >= room:
+        raise _exhausted(instance, value)
+    return value
+
+
 async def _next_start(
     registry: Registry,
     instance: int,
@@ -217,24 +240,10 @@ async def _next_start(
     node: str,
     counter: MonotonicCounter,
     base: int,
+    value: int,
 ) -> int:
     """Claim the next start epoch: the value of the counter's next increment, plus `base`."""
-    if stored is not None and stored.record.is_anchored:
-        served = stored.record.start_epoch - base
-        value = await _caught_up(counter, instance, "start epoch", served)
-    else:
-        # The epoch was served by a version without anchors: the counter continues from it.
-        reached = _UNUSED if stored is None else stored.record.start_epoch
-        value = await _first_value(counter, instance, at_most=reached)
-        while value < reached:
-            value = await _increment(counter, to=value + 1)
     epoch = base + value + 1
-    if epoch > START_EPOCH_MAX:
-        raise LeaseError(
-            "lease.start_epoch.exhausted",
-            f"broker instance {instance} has used all its {START_EPOCH_MAX} start epochs: set a "
-            "new broker.instance",
-        )
     table, name = registry.instances, instance_name(instance)
     revision = await registry.commit(
         [table.unchanged(name, stored)],
@@ -266,8 +275,13 @@ async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number
     return value if value == number else await _increment(counter, to=number)
 
 
-async def _first_value(counter: MonotonicCounter, instance: int, *, at_most: int) -> int:
-    """Return the value of a counter that was never used as far as the store knows."""
+async def _first_value(
+    counter: MonotonicCounter, instance: int, *, at_most: int, below: int | None = None
+) -> int:
+    """Return the value of a counter that was never used as far as the store knows.
+
+    LeaseError if it isn't `below` that: no start can have used it.
+    """
     try:
         value = await _value(counter)
     except VerificationError as error:
@@ -275,6 +289,8 @@ async def _first_value(counter: MonotonicCounter, instance: int, *, at_most: int
             raise
         # A TPM creates a counter by its first increment, and the first value can be anything.
         return await asyncio.to_thread(counter.increment)
+    if below is not None and value >= below:
+        raise _exhausted(instance, value)
     if value > at_most:
         raise _store_behind(instance, "nothing" if at_most == _UNUSED else f"{at_most}", value)
     return value
@@ -292,6 +308,16 @@ async def _increment(counter: MonotonicCounter, *, to: int) -> int:
             f"a counter of this broker went to {value}, not {to}: another process uses it",
         )
     return value
+
+
+def _exhausted(instance: int, value: int) -> LeaseError:
+    return LeaseError(
+        "lease.start_epoch.exhausted",
+        f"broker instance {instance} has no start epochs left: its counter is at {value}, and with "
+        f"the base of a restore, if there was one, they end at {START_EPOCH_MAX}. Set a new "
+        "broker.instance and broker.counter_index; a TPM that has counted so far for others begins "
+        "there, so use another machine, or restore the snapshot again, with another base",
+    )
 
 
 def _store_behind(instance: int, found: str, value: int) -> VerificationError:

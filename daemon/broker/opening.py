@@ -132,6 +132,7 @@ async def _announce_restore(registry: Registry, audit: AuditLog) -> None:
         restored_at=record.restored_at.isoformat(),
         snapshot_state=record.snapshot_state,
         epoch_base=record.epoch_base,
+        ordinal=record.ordinal,
     )
     # If another broker has done the same meanwhile, both logs have it.
     announced = record.model_copy(update={"is_announced": True})

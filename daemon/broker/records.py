@@ -31,6 +31,7 @@ from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_
 from sealane.errors import LeaseError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, VolumeMode
 
+RESTORES_MAX: Final = 256
 FENCING_EPOCH_MAX: Final = (1 << 32) - 1
 
 _MAC_BYTES: Final = 32
@@ -289,13 +290,15 @@ class RestoreRecord(Record):
     """The last restore of the store from a snapshot (sealane.daemon.broker.restored).
 
     `retired` are all broker instances that had used the store; later ones add `epoch_base` to
-    their counter. `is_announced`: the audit log has it.
+    their counter. It is the `ordinal`-th of these brokers' restores, whichever snapshots they were
+    of. `is_announced`: the audit log has it.
     """
 
     restored_at: dt.datetime
     snapshot_at: dt.datetime
     snapshot_state: Annotated[int, Field(ge=1)]
     epoch_base: StartEpoch
+    ordinal: Annotated[int, Field(ge=1, le=RESTORES_MAX)]
     retired: tuple[BrokerInstance, ...]
     is_announced: bool = False
 

@@ -20,7 +20,7 @@ from sealane.crypto.snapshot import Header, RecipientKey, anchor_digest, read_sn
 from sealane.daemon.broker.assembly import check_policy_file
 from sealane.daemon.broker.authority import AUTHORITY_KEY, check_has, opened_authority
 from sealane.daemon.broker.kek import open_keys
-from sealane.daemon.broker.keyring import Keyring
+from sealane.daemon.broker.keyring import UNNAMED, Keyring
 from sealane.daemon.broker.opening import (
     HEADS_NAME,
     STARTS_NAME,
@@ -45,6 +45,7 @@ from sealane.daemon.device.anchors.choose import open_counter
 from sealane.daemon.node.tpm_connection import open_tpm
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import sync_directory
+from sealane.daemon.runtime.state_format import check_format
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
@@ -58,6 +59,9 @@ class Restore:
 
     header: Header
     revision: Revision
+    instance: int
+    key_ids: tuple[bytes, ...]
+    """Of the key encryption keys that it needs: two in the middle of a rotation, new one first."""
     state_record: bytes
 
 
@@ -68,14 +72,17 @@ def prepared(
     key: RecipientKey,
     anchor: x509.Certificate,
     accepted: Accepted,
+    restored_before: int,
 ) -> Restore:
     """Verify a snapshot for this configuration, and revise its records; changes nothing.
 
     Errors of `read_snapshot`, `open_keys`, `revised` and `check_policy_file`; VerificationError
     `broker.snapshot.anchor`, `broker.store.rolled_back`; UsageError `broker.snapshot.version`,
-    `broker.restore.instance`, `broker.restore.policy`, `broker.restore.counter`.
+    `broker.restore.instance`, `broker.restore.policy`, `broker.restore.counter`, and those of
+    `check_format`.
     """
     broker = broker_of(config)
+    check_format(Path(config.node.state_dir))
     header, content = read_snapshot(file, key=key, anchor=anchor)
     if header.schema != SCHEMA_VERSION:
         raise UsageError(
@@ -83,11 +90,12 @@ def prepared(
             f"the snapshot has records of version {header.schema}; allowed: {SCHEMA_VERSION}",
         )
     entries = decoded(content)
-    hashes, tables, state = _checked(entries, header, broker, anchor)
+    hashes, tables, state, key_ids = _checked(entries, header, broker, anchor)
     revision = revised(
         entries,
         tables,
         accepted=accepted,
+        restored_before=restored_before,
         now=utc_now(),
         snapshot_at=header.created_at,
         snapshot_state=header.state_number,
@@ -98,7 +106,13 @@ def prepared(
     digests = [hashes.digest(name, value) for name, value in revision.entries.items()]
     empty = State(number=state.number, count=0, total=0, tag=state.tag, revision=0)
     _, sealed = hashes.next(empty, removed=(), added=digests, growth=len(digests))
-    return Restore(header=header, revision=revision, state_record=sealed)
+    return Restore(
+        header=header,
+        revision=revision,
+        instance=broker.instance,
+        key_ids=key_ids,
+        state_record=sealed,
+    )
 
 
 def broker_of(config: Config) -> BrokerConfig:
@@ -194,7 +208,7 @@ async def _opened(config: Config) -> AsyncIterator[Store]:
 
 def _checked(
     entries: Mapping[str, bytes], header: Header, broker: BrokerConfig, anchor: x509.Certificate
-) -> tuple[SetHash, Tables, State]:
+) -> tuple[SetHash, Tables, State, tuple[bytes, ...]]:
     """Open the authority, and check that the entries are one state that brokers left."""
     try:
         record = AuthorityRecord.model_validate_json(entries.get(AUTHORITY_KEY, b""))
@@ -205,7 +219,7 @@ def _checked(
     keys = Keyring(open_keys(broker))
     try:
         check_has(keys.ids, [record.key_id, record.previous_key_id])
-        authority, record_key, _ = opened_authority(record, keys)
+        authority, record_key, key_id = opened_authority(record, keys)
     finally:
         keys.close()
     if anchor_digest(authority.certificate) != anchor_digest(anchor):
@@ -214,7 +228,8 @@ def _checked(
         )
     hashes = SetHash(record_key)
     state = hashes.state_of(entries, revision=header.revision)
-    return hashes, Tables(None, record_key=record_key), state
+    previous = [] if record.previous_key_id == UNNAMED else [record.previous_key_id]
+    return hashes, Tables(None, record_key=record_key), state, (key_id, *previous)
 
 
 def _check_instance(broker: BrokerConfig, revision: Revision) -> None:

@@ -3,17 +3,22 @@
 A restore is a rollback on purpose. Everything that the snapshot can't know about the time after it
 is replaced by something that is safe whatever happened then:
 
-* **Counters.** Every broker instance of the snapshot is retired, and later ones add a random base
-  to their start epochs, so no arena is granted from twice (`Instance.claim`).
 * **Keys.** Every volume begins a key epoch beyond those that it may have had since: sectors sealed
-  since stay readable, and a holder of a newer key than the snapshot knows doesn't have this one. A
-  volume that has no key epochs left gets no leases.
+  since stay readable, a holder of a newer key than the snapshot knows doesn't have this one, and no
+  IV repeats under it. A volume that has too few key epochs left gets no leases.
+* **Counters.** Every broker instance of the snapshot is retired, and later ones add a random base
+  to their start epochs (`Instance.claim`), as a second line of defence.
 * **Nodes** are revoked unless the operator accepts them by name; certificates issued before the
   restore are refused in any case.
 * **Devices** whose anchor brokers keep have lost it: what is found is refused
   (`device.anchor.mismatch`) unless the operator accepts the device by name. Numbers of anchor
   records and fencing epochs continue beyond any that were used since.
 * **Permissions** that may have been used since, to show an unknown device, are withdrawn.
+
+Key epochs, fencing epochs and anchor numbers skip as many steps as restores were made since the
+snapshot, this one included. So each is beyond every other restore's, of whatever snapshot: it is
+the number of restores before it times the step, plus what brokers counted themselves, which the
+step is larger than. Nothing in a snapshot can tell how many restores there were: the operator does.
 """
 
 import datetime as dt
@@ -29,6 +34,7 @@ from sealane.daemon.broker.authority import AUTHORITY_KEY
 from sealane.daemon.broker.devices import FENCE
 from sealane.daemon.broker.records import (
     LAST_RESTORE,
+    RESTORES_MAX,
     DeviceRecord,
     NodeRecord,
     RestoreRecord,
@@ -43,9 +49,10 @@ from sealane.protocol.kinds import AnchorKind
 
 EPOCH_BASE_MIN: Final = 1 << 20
 """Smallest base of start epochs. A broker that was never restored doesn't start so often."""
-EPOCH_BASE_MAX: Final = START_EPOCH_MAX - (1 << 21)
+EPOCH_BASE_MAX: Final = START_EPOCH_MAX >> 1
+"""The rest is left to counters, which a TPM starts above all that it ever counted."""
 KEY_EPOCHS_AHEAD: Final = 16
-"""Key epochs skipped: more than a volume begins between two snapshots."""
+"""Key epochs skipped: more than a volume begins that a snapshot doesn't know of."""
 FENCING_EPOCHS_AHEAD: Final = 1 << 16
 ANCHOR_NUMBERS_AHEAD: Final = 1 << 40
 
@@ -65,6 +72,8 @@ class Revision:
     """The records to restore, without their state record, and what was done to them."""
 
     entries: Mapping[str, bytes]
+    ordinal: int
+    epoch_base: int
     retired: tuple[int, ...]
     policy_version: int
     held_nodes: tuple[str, ...]
@@ -82,15 +91,20 @@ def revised(
     tables: Tables,
     *,
     accepted: Accepted,
+    restored_before: int,
     now: dt.datetime,
     snapshot_at: dt.datetime,
     snapshot_state: int,
 ) -> Revision:
     """Return the records of a snapshot as they may be served.
 
-    UsageError `node.not_found`, `device.not_found` for an accepted one that isn't in the snapshot;
-    VerificationError `broker.store.record.forged`, `.malformed`.
+    `restored_before` is the number of restores of these brokers' snapshots before, whichever.
+
+    UsageError `broker.restore.count`, `broker.restore.device`; `node.not_found`, `device.not_found`
+    for an accepted one that isn't in the snapshot. VerificationError `broker.store.record.forged`,
+    `.malformed`.
     """
+    jumps = _jumps(entries, tables, restored_before)
     after: dict[str, bytes] = {}
     seen_nodes: set[str] = set()
     retired: list[int] = []
@@ -105,8 +119,8 @@ def revised(
             continue
         table, stored = tables.opened(Entry(key, before, 0))
         record = stored.record
-        if table is tables.restores or table is tables.device_requests:
-            continue
+        if table in {tables.restores, tables.device_requests, tables.held_keys}:
+            continue  # replaced; withdrawn; those of retired brokers
         if table is tables.nodes:
             seen_nodes.add(record.node)
             is_accepted = record.node in accepted.nodes
@@ -114,8 +128,8 @@ def revised(
                 held_nodes.add(record.node)
             value = table.sealed(stored.name, _node(record, now, is_accepted=is_accepted))[key]
         elif table is tables.volumes and not record.is_deleted:
-            volume = _volume(record)
-            if volume.key_epoch == record.key_epoch:
+            volume = _volume(record, jumps)
+            if volume.counters_leased:
                 unwritable.append(record.volume_id)
             value = table.sealed(stored.name, volume)[key]
         elif table is tables.devices:
@@ -132,14 +146,16 @@ def revised(
     for device in devices:
         number = anchor_numbers.get(device.name, 0)
         after |= tables.devices.sealed(
-            device.name, _device(device.record, now, accepted=accepted, last_number=number)
+            device.name,
+            _device(device.record, now, accepted=accepted, last_number=number, jumps=jumps),
         )
-    _check_known(accepted, seen_nodes, {each.record.device_id for each in devices})
+    _check_known(accepted, seen_nodes, {each.record.device_id: each.record for each in devices})
     restore = RestoreRecord(
         restored_at=now,
         snapshot_at=snapshot_at,
         snapshot_state=snapshot_state,
         epoch_base=new_epoch_base(),
+        ordinal=restored_before + 1,
         retired=tuple(sorted(retired)),
     )
     return Revision(
@@ -148,6 +164,8 @@ def revised(
             **after,
             **tables.restores.sealed(LAST_RESTORE, restore),
         },
+        ordinal=restore.ordinal,
+        epoch_base=restore.epoch_base,
         retired=restore.retired,
         policy_version=policy_version,
         held_nodes=tuple(sorted(held_nodes)),
@@ -156,6 +174,19 @@ def revised(
         ),
         unwritable_volumes=tuple(unwritable),
     )
+
+
+def _jumps(entries: Mapping[str, bytes], tables: Tables, restored_before: int) -> int:
+    """Return how many steps to skip: the number of restores since the snapshot, and this one."""
+    key = tables.restores.key(LAST_RESTORE)
+    known = tables.opened(Entry(key, entries[key], 0))[1].record.ordinal if key in entries else 0
+    if not known <= restored_before < RESTORES_MAX:
+        raise UsageError(
+            "broker.restore.count",
+            f"restored {restored_before} times before; allowed: {known}, which the snapshot "
+            f"itself knows of, to {RESTORES_MAX - 1}",
+        )
+    return restored_before + 1 - known
 
 
 def _node(record: NodeRecord, now: dt.datetime, *, is_accepted: bool) -> NodeRecord:
@@ -167,38 +198,44 @@ def _node(record: NodeRecord, now: dt.datetime, *, is_accepted: bool) -> NodeRec
     return record.model_copy(update={"revocation": revocation, "restored_at": None})
 
 
-def _volume(record: VolumeRecord) -> VolumeRecord:
-    newest = min(record.key_epoch + KEY_EPOCHS_AHEAD, record.oldest_key_epoch + KEY_EPOCHS_MAX - 1)
-    if newest == record.key_epoch:
-        # How much was leased under it since is unknown: nothing more is.
-        return record.model_copy(update={"counters_leased": EPOCH_COUNTERS_MAX})
+def _volume(record: VolumeRecord, jumps: int) -> VolumeRecord:
+    newest = record.key_epoch + jumps * KEY_EPOCHS_AHEAD
+    last = record.oldest_key_epoch + KEY_EPOCHS_MAX - 1
+    if newest > last:
+        # It may have been in use since, and how much was leased is unknown: nothing more is.
+        return record.model_copy(update={"key_epoch": last, "counters_leased": EPOCH_COUNTERS_MAX})
     return record.model_copy(update={"key_epoch": newest, "counters_leased": 0})
 
 
 def _is_held(record: DeviceRecord, accepted: Accepted) -> bool:
-    is_kept_here = record.anchor == AnchorKind.BROKER and not record.is_forgotten
-    return is_kept_here and record.device_id not in accepted.devices
+    return _is_kept_here(record) and record.device_id not in accepted.devices
+
+
+def _is_kept_here(record: DeviceRecord) -> bool:
+    """Return whether brokers kept its anchor, which a restore can't bring back."""
+    return record.anchor == AnchorKind.BROKER and not record.is_forgotten
 
 
 def _device(
-    record: DeviceRecord, now: dt.datetime, *, accepted: Accepted, last_number: int
+    record: DeviceRecord, now: dt.datetime, *, accepted: Accepted, last_number: int, jumps: int
 ) -> DeviceRecord:
     if record.is_forgotten:
         return record
     opening = record.opening
     update: dict[str, object] = {
-        "fencing_epoch": record.fencing_epoch + FENCING_EPOCHS_AHEAD,
-        "anchor_floor": max(record.anchor_floor, last_number) + ANCHOR_NUMBERS_AHEAD,
-        # Confirmed since, maybe; only the operator has what is found accepted.
-        "is_initialised": record.device_id not in accepted.devices,
+        "fencing_epoch": record.fencing_epoch + jumps * FENCING_EPOCHS_AHEAD,
+        "anchor_floor": max(record.anchor_floor, last_number) + jumps * ANCHOR_NUMBERS_AHEAD,
         # Whoever serves it now gets no authorizations from here, and has stopped by then.
         "opening": None if opening is None else opening.model_copy(update={"until": now + FENCE}),
     }
+    if _is_kept_here(record):
+        # Confirmed since, maybe; only the operator has what is found accepted.
+        update["is_initialised"] = record.device_id not in accepted.devices
     return record.model_copy(update=update)
 
 
 def _check_known(
-    accepted: Accepted, nodes: Collection[str], devices: Collection[uuid.UUID]
+    accepted: Accepted, nodes: Collection[str], devices: Mapping[uuid.UUID, DeviceRecord]
 ) -> None:
     for node in accepted.nodes:
         if node not in nodes:
@@ -206,3 +243,9 @@ def _check_known(
     for device in accepted.devices:
         if device not in devices:
             raise UsageError("device.not_found", f"no device {device} is in the snapshot")
+        if not _is_kept_here(devices[device]):
+            raise UsageError(
+                "broker.restore.device",
+                f"device {device} has anchor {devices[device].anchor or 'none yet'} or is "
+                f"forgotten; allowed to be accepted: those with anchor {AnchorKind.BROKER}",
+            )

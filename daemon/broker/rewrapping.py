@@ -36,6 +36,7 @@ from sealane.daemon.broker.authority import (
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.records import (
+    LAST_RESTORE,
     RETIRED_KEYS_MAX,
     AuthorityRecord,
     HeldKeysRecord,
@@ -142,21 +143,23 @@ class Rewrapping:
         no other key; `broker.key.retired`: it was in use before; `broker.key.rotating`: another
         rotation is in progress; `broker.key.not_held`: a broker doesn't have it.
         """
-        begun = await self._registry.settle(lambda: self._attempt_begin(gone))
+        authority = await self._registry.authority_record()
+        intended = self._other_key(authority.record)
+        begun = await self._registry.settle(lambda: self._attempt_begin(intended, gone))
         if begun:
             await self._cover(begun)
         self._wanted.set()
 
-    async def _attempt_begin(self, gone: Collection[int]) -> int | None:
-        registry = self._registry
-        authority = await registry.authority_record()
-        record = authority.record
-        current, previous = registry.current_key(record), record.previous_key_id
-        own = registry.keys.ids
-        others = [key_id for key_id in own if key_id != current]
+    def _other_key(self, record: AuthorityRecord) -> bytes:
+        """Return the id of the key to rotate to: the current one if a rotation is in progress.
+
+        UsageError `broker.key.next`, `broker.key.rotating`, `broker.key.retired`.
+        """
+        current, previous = self._registry.current_key(record), record.previous_key_id
+        others = [key_id for key_id in self._registry.keys.ids if key_id != current]
         if not others or others == [previous]:
             if previous != UNNAMED:
-                return 0  # it is in progress
+                return current
             raise UsageError(
                 "broker.key.next",
                 f"this broker has no other key than {current.hex()}, which is in use, or only a "
@@ -177,6 +180,16 @@ class Rewrapping:
                 "one, or, if this is what remains of a rotation, remove the old key from the "
                 "configuration",
             )
+        return other
+
+    async def _attempt_begin(self, intended: bytes, gone: Collection[int]) -> int | None:
+        registry = self._registry
+        authority = await registry.authority_record()
+        record = authority.record
+        # By this rotation or another broker's, which may even have ended since the last attempt.
+        if intended == registry.current_key(record):
+            return 0
+        other = self._other_key(record)
         held = await registry.held_keys.get(_HELD)
         await self._check_held(other, held, gone)
         after = await asyncio.to_thread(rewrapped_authority, record, registry.keys, key_id=other)
@@ -207,6 +220,9 @@ class Rewrapping:
             )
 
     async def _nodes(self) -> dict[str, str]:
+        """Return the nodes of all broker instances that may still start, by name."""
+        restored = await self._registry.restores.get(LAST_RESTORE)
+        retired = () if restored is None else restored.record.retired
         found: dict[str, str] = {}
         has_more, after = True, ""
         while has_more:
@@ -215,6 +231,8 @@ class Rewrapping:
             )
             found |= {stored.name: stored.record.node for stored in page}
             after = page[-1].name if page else after
+        for instance in retired:
+            found.pop(instance_name(instance), None)
         return found
 
     async def keep(self) -> None:

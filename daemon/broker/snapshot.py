@@ -4,11 +4,13 @@ A snapshot holds all records as of one revision, checked against their state rec
 Keys in it are wrapped by the key encryption key, which is not in it.
 """
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
 from sealane.crypto.snapshot import (
+    CONTENT_BYTES_MAX,
     PART_BYTES_MAX,
     Header,
     anchor_digest,
@@ -25,6 +27,8 @@ from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
 
 RECIPIENT_BYTES: Final = 32
+RECORDS_BYTES_MAX: Final = CONTENT_BYTES_MAX - (CONTENT_BYTES_MAX >> 10)
+"""Leaves room for the tags of parts, which are more than half full."""
 _ENTRY: Final = struct.Struct(">HI")  # bytes of key and value
 
 
@@ -40,7 +44,8 @@ class Snapshots:
     async def take(self, recipient: bytes) -> AsyncIterator[bytes]:
         """Yield a snapshot's bytes, sealed to `recipient`, an X25519 public key.
 
-        It is in the audit log before the first byte leaves. UsageError `broker.snapshot.recipient`;
+        It is in the audit log before the first byte leaves. UsageError `broker.snapshot.recipient`,
+        `broker.snapshot.size`; VerificationError `key.kem.invalid`;
         VerificationError `broker.store.rolled_back`: the records are not what brokers left.
         """
         if len(recipient) != RECIPIENT_BYTES:
@@ -49,6 +54,7 @@ class Snapshots:
                 f"a recipient of {len(recipient)} bytes; allowed: {RECIPIENT_BYTES}",
             )
         entries, state = await self._registry.store.copy()
+        await asyncio.to_thread(_check_size, entries)
         now = utc_now()
         header = Header(
             anchor_sha256=anchor_digest(self._registry.authority.certificate),
@@ -60,6 +66,14 @@ class Snapshots:
             record_count=state.count,
             schema=SCHEMA_VERSION,
         )
+        parts = sealed_snapshot(
+            header,
+            _pieces(entries),
+            recipient=recipient,
+            signing_key=self._registry.authority.signing_key,
+        )
+        # Sealed to the recipient, so that a key that can't be sealed to is refused before.
+        first = next(parts)
         await self._audit.record(
             "broker.snapshot",
             subject="operator",
@@ -69,15 +83,20 @@ class Snapshots:
             recipient=bytes.fromhex(header.recipient_sha256),
         )
         get_logger().info("broker_snapshot", revision=state.revision, records=state.count)
-        for part in sealed_snapshot(
-            header,
-            _pieces(entries),
-            recipient=recipient,
-            signing_key=self._registry.authority.signing_key,
-        ):
+        yield first
+        for part in parts:
             yield part
         self._metrics.broker.snapshots.inc()
         self._metrics.broker.last_snapshot.set(now.timestamp())
+
+
+def _check_size(entries: Mapping[str, bytes]) -> None:
+    size = sum(_ENTRY.size + len(key) + len(value) for key, value in entries.items())
+    if size > RECORDS_BYTES_MAX:
+        raise UsageError(
+            "broker.snapshot.size",
+            f"the store has {size} bytes of records; allowed in a snapshot: {RECORDS_BYTES_MAX}",
+        )
 
 
 def _pieces(entries: Mapping[str, bytes]) -> Iterator[bytes]:

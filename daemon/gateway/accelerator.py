@@ -8,6 +8,7 @@ card gets no more jobs, ends those that it has, and then loses its keys and its 
 
 import asyncio
 import contextlib
+import copy
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -61,7 +62,8 @@ class CardKeeper:
 
     `accepted` returns the card's evidence with which this gateway is attested. Without it the card
     gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
-    `attest` lets the gateway attest again, and returns when it has.
+    `is_disabled` returns whether operators have disabled the card of a hardware id; it may block,
+    and raise UnavailableError. `attest` lets the gateway attest again, and returns when it has.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class CardKeeper:
         accepted: Callable[[], Item | None],
         attest: Callable[[], Awaitable[None]],
         hold: Hold = Hold.NONE,
+        is_disabled: Callable[[str], bool],
         report: Callable[[bool], Awaitable[None]],
     ) -> None:
         """Keep the card at `source`; `report` is told whether it is used as operators want."""
@@ -79,6 +82,8 @@ class CardKeeper:
         self._attest = attest
         self._report_health = report
         self._hold = hold
+        self._is_disabled = is_disabled
+        self._card_id = ""
         self._volumes: set[_native.GatewayVolume] = set()
         self._changed = asyncio.Event()
         self._decided = asyncio.Event()
@@ -87,6 +92,7 @@ class CardKeeper:
         self._released.set()
         self._settled = asyncio.Event()
         self._connecting = asyncio.Lock()
+        self._giving = asyncio.Lock()
         self._checked: _native.Accelerator | None = None
         self._was_silent = True
         self._sought = -ATTEST_SECONDS
@@ -120,6 +126,12 @@ class CardKeeper:
         accepted = self._accepted()
         return None if accepted is None else parse_statement(accepted.value)
 
+    @property
+    def card_id(self) -> str:
+        """Hardware id of the card that the gateway attests with, or last used; empty if unknown."""
+        statement = self.statement
+        return self._card_id if statement is None else statement.card_id
+
     def figure(self, name: str) -> int:
         """Return a figure of the engine, added up over the volumes that may use the card."""
         return sum(volume.statistics().get(name, 0) for volume in self._volumes)
@@ -133,9 +145,15 @@ class CardKeeper:
         """Let volumes use the card with what is new: queues of hosts, keys."""
         self._changed.set()
 
-    def remove(self, volume: _native.GatewayVolume) -> None:
-        """Forget a volume that is about to be closed, which unloads its keys."""
-        self._volumes.discard(volume)
+    async def remove(self, volume: _native.GatewayVolume) -> None:
+        """Take the card from a volume whose queues have ended, with its keys, and forget it.
+
+        Until then the volume counts as one that uses the card.
+        """
+        try:
+            await self._let_use(volume, None)
+        finally:
+            self._volumes.discard(volume)
 
     def lose(self, reason: str) -> None:
         """Give the card up: a volume has, for `reason`."""
@@ -147,6 +165,7 @@ class CardKeeper:
         self._hold = hold
         self._checked = checked
         if hold is Hold.NONE:
+            # A card in use settles again with its next round.
             self._settled.clear()
         else:
             self._settled.set()
@@ -180,7 +199,10 @@ class CardKeeper:
         await self._within(self._released)
 
     async def settled(self) -> None:
-        """Return when the card is in use, held or lost; UnavailableError after RELEASE_SECONDS."""
+        """Return when all volumes have the card, or it is held or lost.
+
+        UnavailableError after RELEASE_SECONDS.
+        """
         await self._within(self._settled)
 
     def _unavailable(self, error: OSError) -> UnavailableError:
@@ -234,13 +256,15 @@ class CardKeeper:
         async with self._connecting:
             card = self._checked
             if card is None:
-                card = await asyncio.to_thread(self.source.connect, await self._attested())
+                accepted = await self._attested()
+                await self._check_disabled(parse_statement(accepted.value).card_id)
+                card = await asyncio.to_thread(self.source.connect, accepted)
             self._checked = None
         if self._hold is not Hold.NONE:
             return
+        self._card_id = self.card_id
         self.card = card
         self._used.set()
-        self._settled.set()
         self.failure = None
         await self._report_health(True)
         get_logger().info(
@@ -258,6 +282,7 @@ class CardKeeper:
                 await asyncio.to_thread(self.source.check, card, accepted)
                 checked = time.monotonic()
             await self._give(card)
+            self._settled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()
@@ -291,6 +316,18 @@ class CardKeeper:
             )
         return expected
 
+    async def _check_disabled(self, card_id: str) -> None:
+        if await asyncio.to_thread(self._is_disabled, card_id):
+            self.decide(Hold.DISABLED)
+            error = UnavailableError(
+                "accelerator.disabled",
+                f"{self.source.label}: card {card_id} was disabled, maybe under another label",
+            )
+            get_logger().warning(
+                "accelerator_disabled", reason=error.reason, message=str(error.args[0])
+            )
+            raise error
+
     async def _rest(self) -> None:
         """Wait until the card has ended its jobs; it gets no more.
 
@@ -309,22 +346,32 @@ class CardKeeper:
             try:
                 left += await asyncio.to_thread(volume.rest_accelerator)
             except _native.QueueClosedError:
-                self.remove(volume)
+                self._volumes.discard(volume)
         return left
 
     async def _give(self, card: _native.Accelerator | None) -> None:
         """Let all volumes use a card, with their newest keys and queues; or none."""
         for volume in [*self._volumes]:
+            await self._let_use(volume, card)
+
+    async def _let_use(
+        self, volume: _native.GatewayVolume, card: _native.Accelerator | None
+    ) -> None:
+        async with self._giving:
+            # It may have been removed while this waited.
+            if volume not in self._volumes:
+                return
             try:
                 await asyncio.to_thread(volume.accelerate, card)
             except _native.QueueClosedError:
-                self.remove(volume)
+                self._volumes.discard(volume)
 
     def _report(self, error: OSError | Error) -> None:
         if isinstance(error, OSError):
             error = self._unavailable(error)
         is_new = self.failure is None or error.reason != self.failure.reason
-        self.failure = error
+        # A copy: the error's traceback would keep the card's connection.
+        self.failure = copy.copy(error)
         # Once for each change, not once for each attempt.
         if is_new and self._hold is Hold.NONE:
             get_logger().warning(

@@ -65,13 +65,15 @@ class SealedAttachment:
     """A saved attachment. `volume_id` and `key_epoch` tell which key opens it; the rest is sealed.
 
     `target_incarnation` is the target process that may hold acknowledged writes that are not
-    flushed; 0: there are none.
+    flushed; 0: there are none. After a reboot no host of this machine is left that expects them;
+    one that has other gateways may be.
     """
 
     volume_id: str
     key_epoch: int
     sealed: bytes
     target_incarnation: int = 0
+    is_of_earlier_boot: bool = False
 
 
 class _Content(BaseModel):
@@ -202,8 +204,7 @@ class AttachmentFiles:
             if self._digests.is_dir():
                 return [kept for kept, _ in found.values()]
             self._begin_boot({name: digest for name, (_, digest) in found.items()})
-            # After a reboot no host is left that expects its unflushed writes to be there.
-            return [replace(kept, target_incarnation=0) for kept, _ in found.values()]
+            return [replace(kept, is_of_earlier_boot=True) for kept, _ in found.values()]
         except OSError as error:
             raise self._failed(error) from error
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealane import _native
-from sealane.daemon.gateway.fail_over import STANDBY, GroupMember
+from sealane.daemon.gateway.fail_over import MOVED, STANDBY, GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.failures import ROLLED_BACK, UNFLUSHED_LOST
@@ -47,6 +47,10 @@ _TAKE_OVER_SECONDS: Final = 10.0
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()
 
 
 class AssociationEpochs:
@@ -184,9 +188,9 @@ class BackEnd:
             self._is_alive.set()
         self._incarnation = 0
         self._is_confirming = False
-        self._settled = asyncio.Event()
-        """Clear during a take-over that a host's commands began."""
-        self._settled.set()
+        self._taking = asyncio.Lock()
+        """Held by who decides on a take-over, from its look at the group to its end."""
+        self._is_take_over_due = False
         self.is_fenced = False
         """Whether another gateway took over from this one; the volume must be opened again."""
         self._tasks = TaskOwner()
@@ -224,17 +228,24 @@ class BackEnd:
         if self._is_alive.is_set():
             self._tasks.start(self._supply(name), name="back-end-supply")
 
-    async def stand_ready(self) -> None:
+    async def stand_ready(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         """Prepare for a connecting host: serve it if no other gateway does.
 
         Waits for a take-over in progress, so that the host's queue belongs to one term.
+        `end_queues` as for `begin_take_over`; for queues that start meanwhile.
         """
         if self.member is None or self.member.is_serving:
             return
-        await self._settled.wait()
-        # Queues that have started hold commands of an earlier term.
-        if self.is_standby and not self._queues and await self.member.is_vacant():
-            await self._serve_next(accepts_loss=False)
+        async with self._taking:
+            # Queues that have started hold commands of an earlier term.
+            if not self.is_standby or self._queues or not await self.member.is_vacant():
+                return
+            try:
+                await self._serve_next(end_queues, accepts_loss=False)
+            except VerificationError as error:
+                # Another gateway has begun to serve since: this one stands by.
+                if error.reason != MOVED:
+                    raise
 
     def begin_take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
         """Take over from the serving gateway of the group, unless that is in progress.
@@ -242,8 +253,8 @@ class BackEnd:
         `end_queues` ends the host's queues first. Their commands came before this gateway served:
         the host may have repeated them on another path already, and must send them again.
         """
-        if self.is_standby and self._settled.is_set() and not self.is_fenced:
-            self._settled.clear()
+        if self.is_standby and not self._is_take_over_due and not self.is_fenced:
+            self._is_take_over_due = True
             self._tasks.start(self._take_over(end_queues), name="back-end-take-over")
 
     async def take_over(
@@ -253,15 +264,29 @@ class BackEnd:
 
         `end_queues` as for `begin_take_over`.
         """
-        await self._settled.wait()
-        self._settled.clear()
-        try:
-            await end_queues()
-            await self._serve_next(accepts_loss=accepts_loss)
-        finally:
-            self._settled.set()
+        async with self._taking:
+            if self.is_standby:
+                await end_queues()
+                await self._look()
+                await self._serve_next(end_queues, accepts_loss=accepts_loss)
 
-    async def _serve_next(self, *, accepts_loss: bool) -> None:
+    async def release(self) -> None:
+        """Tell the target that it has all that this gateway acknowledged, and serve no longer.
+
+        Nothing may be acknowledged any more. After an error it is unknown whether it has heard.
+        """
+        member = self.member
+        if member is not None and member.is_serving and member.leave is not None:
+            await member.leave()
+            member.stand_by()
+
+    async def _look(self) -> None:
+        if self.member is not None and self.member.look is not None:
+            await self.member.look()
+
+    async def _serve_next(
+        self, end_queues: Callable[[], Awaitable[None]], *, accepts_loss: bool
+    ) -> None:
         async with self._turn:
             if not self.is_standby or self.member is None:
                 return
@@ -272,7 +297,7 @@ class BackEnd:
                 raise UnavailableError(STANDBY, "the host's queues are of an earlier term")
             self.member.accepts_loss = accepts_loss
             try:
-                await self._reconnect(at_least=_OWN)
+                await self._reconnect(end_queues)
             finally:
                 self.member.accepts_loss = False
                 self._begin_to_serve()
@@ -410,20 +435,24 @@ class BackEnd:
         reported = ""
         give_up = time.monotonic() + _TAKE_OVER_SECONDS
         try:
-            await end_queues()
-            while self.is_standby and time.monotonic() < give_up:
-                try:
-                    await self._serve_next(accepts_loss=False)
-                except (Error, TimeoutError, OSError) as error:
-                    reason = error.reason if isinstance(error, Error) else "connection.timeout"
-                    if reason != reported:
-                        reported = reason
-                        self._report(
-                            StorageEvent(kind="take_over_delayed", reason=reason, detail=str(error))
-                        )
-                    await self._sleep(_TAKE_OVER_RETRY_SECONDS)
+            async with self._taking:
+                while self.is_standby and time.monotonic() < give_up:
+                    try:
+                        await end_queues()
+                        await self._look()
+                        await self._serve_next(end_queues, accepts_loss=False)
+                    except (Error, TimeoutError, OSError) as error:
+                        reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                        if reason != reported:
+                            reported = reason
+                            self._report(
+                                StorageEvent(
+                                    kind="take_over_delayed", reason=reason, detail=str(error)
+                                )
+                            )
+                        await self._sleep(_TAKE_OVER_RETRY_SECONDS)
         finally:
-            self._settled.set()
+            self._is_take_over_due = False
 
     def _begin_to_serve(self) -> None:
         """After an attempt to take over: if the target let this gateway serve, it does."""
@@ -444,18 +473,24 @@ class BackEnd:
             self._native.lose_association("another gateway has taken over")
             self.on_serving()
 
-    async def _reconnect(self, *, at_least: QueueName | None = None) -> None:
+    async def _reconnect(self, end_queues: Callable[[], Awaitable[None]] | None = None) -> None:
         """Open every queue in a new association epoch; all of them or an error.
 
-        If there are none, open `at_least` and close it again.
+        With `end_queues`, open and close one of its own to take over, and end all others.
         """
         hosts = [*self._queues.values(), *self._replaced.values()]
         self._replaced.clear()
         self._queues = dict.fromkeys(self._queues)
         await self._leave_all(hosts)
         self._epoch = self._epochs.next()
-        if at_least is not None and not self._queues:
-            self.discard(await self._connect(at_least))
+        if end_queues is not None:
+            try:
+                self.discard(await self._connect(_OWN))
+            finally:
+                # What started before it served holds commands of an earlier term.
+                if self._queues:
+                    self._queues.clear()
+                    self._tasks.start(_awaited(end_queues), name="back-end-end-queues")
         # Queues may be added or removed in the meantime.
         while missing := [name for name, host in self._queues.items() if host is None]:
             prepared = await self._connect(missing[0])
@@ -506,7 +541,7 @@ class BackEnd:
         except VerificationError as error:
             if error.reason == ROLLED_BACK:
                 self._native.fail(ROLLED_BACK, str(error))
-            elif error.reason == UNFLUSHED_LOST and not self._is_confirming:
+            elif error.reason == UNFLUSHED_LOST and not self.is_standby:
                 self._native.fail(UNFLUSHED_LOST, str(error))
             elif error.reason == STANDBY:
                 self._fenced()

@@ -34,6 +34,7 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
+_RELEASE_SECONDS: Final = 3.0
 RESIZE_SECONDS: Final = 60.0
 """Timeout of a resize: pending changes are merged first, and queues drained."""
 # A store outlives key rotations, so its key derives from the first epoch's volume key, which the
@@ -189,6 +190,7 @@ class VolumeBackEnds:
             )
         if member is not None:
             member.look = partial(self._look, descriptor, member)
+            member.leave = partial(self._release, descriptor, member)
         return VolumeBackEnd(
             open_queue=partial(
                 self._open_queue,
@@ -287,25 +289,28 @@ class VolumeBackEnds:
             )
 
     async def _look(self, descriptor: broker_pb2.VolumeDescriptor, member: GroupMember) -> None:
-        async with self.target_channel() as channel:
-            await self._observe(storage_pb2_grpc.StorageStub(channel), descriptor, member)
-
-    async def _observe(
-        self,
-        target: "storage_pb2_grpc.StorageAsyncStub",
-        descriptor: broker_pb2.VolumeDescriptor,
-        member: GroupMember,
-    ) -> None:
         """Have `member` know who serves its group, and in which term."""
         request = storage_pb2.GetNamespaceRequest(
             volume_id=descriptor.volume_id, fail_over_group=member.group
         )
-        namespace = await target.GetNamespace(request, timeout=CALL_SECONDS)
+        async with self.target_channel() as channel:
+            namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                request, timeout=CALL_SECONDS
+            )
         member.observe(
             term=namespace.fail_over_term,
             serving_nqn=namespace.fail_over_host_nqn,
             own_nqn=gateway_nqn(self._identity.node),
         )
+
+    async def _release(self, descriptor: broker_pb2.VolumeDescriptor, member: GroupMember) -> None:
+        request = storage_pb2.ReleaseFailOverGroupRequest(
+            volume_id=descriptor.volume_id, group=member.group, term=member.term
+        )
+        async with self.target_channel() as channel:
+            await storage_pb2_grpc.StorageStub(channel).ReleaseFailOverGroup(
+                request, timeout=_RELEASE_SECONDS
+            )
 
     async def _open_queue(
         self,
@@ -324,8 +329,6 @@ class VolumeBackEnds:
             config.target_address, config.target_node, Role.TARGET
         ) as connection:
             target = storage_pb2_grpc.StorageStub(connection.channel)
-            if member is not None and not member.is_serving:
-                await self._observe(target, descriptor, member)
             claim = None if member is None else member.claim()
             opening = QueueOpening(
                 volume_id=uuid.UUID(descriptor.volume_id),

@@ -10,6 +10,7 @@ import ipaddress
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -268,7 +269,7 @@ class AttachedVolume(Exported):
     async def admit(self, association: Association, connect: Connect) -> Admission:
         """Open the back-end queue for a front-end queue."""
         name = QueueName(association_id=association.association_id, queue_id=connect.queue_id)
-        await self.back_end.stand_ready()
+        await self.back_end.stand_ready(partial(self._gateway.end_queues, self))
         prepared = None if self.back_end.is_standby else await self.back_end.prepare(name)
         return _Joined(volume=self, name=name, connect=connect, prepared=prepared)
 
@@ -566,8 +567,13 @@ class Gateway(Provider):
         await self._listener.end_export(attached)
 
     async def detach(self, attached: AttachedVolume) -> None:
-        """Remove a volume from the listener and wait until its associations are closed."""
+        """Remove a volume from the listener and wait until its associations are closed.
+
+        Its queues may use the accelerator until they have ended.
+        """
         self._attached.pop(attached.subsystem.nqn, None)
-        if self.accelerator is not None:
-            self.accelerator.remove(attached.native)
-        await self._listener.end_export(attached)
+        try:
+            await self._listener.end_export(attached)
+        finally:
+            if self.accelerator is not None:
+                await self.accelerator.remove(attached.native)

@@ -8,6 +8,8 @@ from sealane.crypto.queue import GroupClaim, group_name
 
 STANDBY: Final = "queue.standby"
 """Reason id of a target that lets another gateway serve the group."""
+MOVED: Final = "queue.take_over.term"
+"""Reason id of a target at which the group is in a newer term than a take-over ends."""
 
 
 class GroupMember:
@@ -21,16 +23,21 @@ class GroupMember:
         self.accepts_loss = False
         self.is_confirming = False
         self.holder = 0
-        """Incarnation of the target that may hold unflushed writes of this gateway; 0: none."""
+        """Incarnation of the target that may hold unflushed writes of this gateway; 0: none.
+
+        While it confirms: the one that has all of them.
+        """
         self.confirmed = 0
         """Incarnation of the target in which this gateway last began or confirmed its term."""
         self.look: Callable[[], Awaitable[None]] | None = None
-        """Observes the group at the target now."""
+        """Observes the group at the target now, for the next take-over."""
+        self.leave: Callable[[], Awaitable[None]] | None = None
+        """Ends its term at the target, which then has all that it has acknowledged."""
         self._is_vacant = False
         self.follows_another = False
-        """Whether another gateway served last: this one's own unflushed writes are at the target.
+        """Whether another gateway served last, or nobody serves: this one's own writes are durable.
 
-        Known once it has observed the group.
+        A term ends with a flush. Known once it has observed the group.
         """
 
     @property
@@ -49,24 +56,34 @@ class GroupMember:
         """Note the group's state at the target, for the next claim."""
         self._term = term
         self._is_vacant = serving_nqn in {"", own_nqn}
-        self.follows_another |= serving_nqn != own_nqn
+        self.follows_another = serving_nqn != own_nqn
 
     def claim(self) -> GroupClaim:
-        """Return the claim for a queue: a take-over while on standby."""
+        """Return the claim for a queue: a take-over while on standby.
+
+        A take-over is of the term that was observed last; only who decides on one observes.
+        """
+        says = self.is_confirming if self.is_serving else not self.follows_another
         return GroupClaim(
             group=self.group,
             term=self._term,
-            is_take_over=not self.is_serving or self.is_confirming,
+            is_take_over=not self.is_serving,
             accepts_loss=self.accepts_loss and not self.is_serving,
-            incarnation=0 if self.follows_another and not self.is_serving else self.holder,
+            incarnation=self.holder if says else 0,
         )
 
     def serve(self, claim: GroupClaim, *, incarnation: int) -> None:
-        """Note that the target has accepted this claim."""
+        """Note that the target, of this incarnation, has accepted this claim."""
         if claim.is_take_over:
             self._term = claim.term + 1
             self.is_serving = True
+        if claim.is_take_over or claim.incarnation == incarnation:
             self.confirmed = incarnation
+
+    @property
+    def term(self) -> int:
+        """Term that it serves in, or that it observed last."""
+        return self._term
 
     def stand_by(self) -> None:
         """Note that another gateway has taken over."""

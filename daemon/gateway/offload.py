@@ -1,11 +1,15 @@
 """Operators' hold on a gateway's accelerator card: probe, enable, disable, drain."""
 
 import asyncio
+import copy
+from typing import Final
 
 from sealane.daemon.gateway.accelerator import CardKeeper, CardState
 from sealane.daemon.gateway.hold import DisabledCard, Hold
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
+
+_STRICTNESS: Final = list(Hold).index
 
 
 class OffloadService:
@@ -48,22 +52,41 @@ class OffloadService:
         async with self._enabling:
             if keeper.state is CardState.IN_USE:
                 return keeper
-            stops = self._stops
-            if keeper.hold is not Hold.NONE:
+            stops, hold = self._stops, keeper.hold
+            if hold is not Hold.NONE:
                 # A card with one place for a key has none for the check before that.
                 await keeper.released()
             checked = await keeper.check()
-            async with self._writing:
-                self._check_stops(stops, label)
-                await asyncio.to_thread(kept.write, is_disabled=False)
-                self._check_stops(stops, label)
-                keeper.decide(Hold.NONE, checked=checked)
-            get_logger().info("accelerator_enabled", label=label)
-            await keeper.settled()
             self._check_stops(stops, label)
-            if keeper.failure is not None:
-                raise keeper.failure
+            if keeper.card is not None:
+                # It has recovered by itself meanwhile.
+                return keeper
+            keeper.decide(Hold.NONE, checked=checked)
+            # An error that is raised here must not keep the connection.
+            del checked
+            try:
+                await keeper.settled()
+                self._check_stops(stops, label)
+                _check_use(keeper)
+                # Last, so that a card isn't enabled at the next start unless it was in use.
+                async with self._writing:
+                    self._check_stops(stops, label)
+                    await asyncio.to_thread(kept.write, is_disabled=False, card_id=keeper.card_id)
+                    self._check_stops(stops, label)
+            except BaseException:
+                await self._restore(keeper, kept, hold)
+                raise
+            get_logger().info("accelerator_enabled", label=label)
         return keeper
+
+    async def _restore(self, keeper: CardKeeper, kept: DisabledCard, hold: Hold) -> None:
+        """Undo an `enable`: the card is held as before, or as it was stopped meanwhile."""
+        hold = max(keeper.hold, hold, key=_STRICTNESS)
+        if keeper.hold is not hold:
+            keeper.decide(hold)
+        if hold is Hold.DISABLED:
+            async with self._writing:
+                await asyncio.to_thread(kept.write, is_disabled=True, card_id=keeper.card_id)
 
     async def disable(self, label: str) -> CardKeeper:
         """Begin to stop the use of a card, also for later starts. Idempotent.
@@ -75,19 +98,19 @@ class OffloadService:
         async with self._writing:
             # It may have been enabled again.
             if keeper.hold is Hold.DISABLED:
-                await asyncio.to_thread(kept.write, is_disabled=True)
+                await asyncio.to_thread(kept.write, is_disabled=True, card_id=keeper.card_id)
         return keeper
 
     def drain(self, label: str) -> CardKeeper:
         """Begin to stop the use of a card until the next start. Idempotent."""
         keeper, _ = self._find(label)
-        if keeper.hold is not Hold.DISABLED:
-            self._stop(keeper, Hold.DRAINED)
+        self._stop(keeper, Hold.DRAINED)
         return keeper
 
     def _stop(self, keeper: CardKeeper, hold: Hold) -> None:
         # It stops also an `enable` that has not decided yet.
         self._stops += 1
+        hold = max(keeper.hold, hold, key=_STRICTNESS)
         if keeper.hold is not hold:
             keeper.decide(hold)
             get_logger().info("accelerator_stopping", label=keeper.source.label, hold=str(hold))
@@ -106,3 +129,9 @@ class OffloadService:
                 f"no accelerator {label!r}; this gateway has: {', '.join(known) or 'none'}",
             )
         return self._card
+
+
+def _check_use(keeper: CardKeeper) -> None:
+    if keeper.failure is not None:
+        # A copy, as it gets a traceback.
+        raise copy.copy(keeper.failure)

@@ -62,6 +62,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             accepted=partial(_evidence_of, config.accelerator, identity),
             attest=partial(identity.attest_again, seconds=APPRAISAL_SECONDS),
             hold=disabled.read(),
+            is_disabled=disabled.has,
             report=partial(context.report, _OFFLOAD),
         )
         offload = OffloadService(gateway.accelerator, disabled)

@@ -56,7 +56,9 @@ class Unflushed:
             self._member.holder = self._kept.target_incarnation
         grant = await self._open_queue(queue_id, association_epoch, milestone)
         known = self._kept.target_incarnation
-        if self._is_first and self._member is not None and self._member.follows_another:
+        member = self._member if self._is_first else None
+        if member is not None and (member.follows_another or member.accepts_loss):
+            # Its writes are durable, or an operator has accepted their loss.
             known = 0
         if self._is_first and known not in {0, grant.target_incarnation}:
             raise VerificationError(

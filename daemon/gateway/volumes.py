@@ -505,6 +505,9 @@ class VolumeService:
                     key_epoch=descriptor.key_epoch,
                     node=self._identity.node,
                 )
+                if kept.is_of_earlier_boot and member is None:
+                    # No host is left that expects its unflushed writes to be there.
+                    kept = replace(kept, target_incarnation=0)
                 unflushed = Unflushed(
                     back_end.open_queue, files=self._files, kept=kept, member=member
                 )
@@ -574,15 +577,24 @@ class VolumeService:
         """Drop all of a fenced volume, and export it again as a standby.
 
         The take-over has flushed what was acknowledged; the host repeats the rest on its other
-        path.
+        path. What can't be done now is done after a later poll.
         """
-        with self._change(volume_id):
-            self._gateway.expect(volume_id)
-            del self._attached[volume_id]
-            try:
-                await self._end_export(volume_id, attached)
-            finally:
-                self._returning.start([await attached.unflushed.fence()])
+        try:
+            with self._change(volume_id):
+                if self._attached.get(volume_id) is not attached:
+                    return
+                self._gateway.expect(volume_id)
+                del self._attached[volume_id]
+                kept = replace(attached.unflushed.kept, target_incarnation=0)
+                try:
+                    await self._end_export(volume_id, attached)
+                    # Without it, the next process asks the target who served last.
+                    kept = await attached.unflushed.fence()
+                finally:
+                    self._returning.start([kept])
+        except (Error, OSError) as error:
+            reason = error.reason if isinstance(error, Error) else "connection.lost"
+            get_logger().error("stand_by_incomplete", volume_id=volume_id, reason=reason)
 
     def _counters(
         self, descriptor: broker_pb2.VolumeDescriptor, *, read_only: bool
@@ -640,6 +652,8 @@ class VolumeService:
             await attached.port.leave()
         else:
             is_durable = await attached.port.detach(patience_seconds=patience_seconds)
+            if is_durable and attached.member is not None:
+                await self._release(volume_id, attached)
         if not attached.is_read_only:
             await self._leases.keep(
                 attached.descriptor, attached.leases, attached.port.replace_counters()
@@ -648,6 +662,14 @@ class VolumeService:
         self._drain_events(volume_id, attached)
         await attached.port.wipe()
         return is_durable
+
+    async def _release(self, volume_id: str, attached: Attached) -> None:
+        """Let another gateway of the group serve without a fence; if it fails, with one."""
+        try:
+            await attached.port.back_end.release()
+        except (Error, TimeoutError, OSError) as error:
+            reason = error.reason if isinstance(error, Error) else "connection.lost"
+            get_logger().warning("fail_over_not_released", volume_id=volume_id, reason=reason)
 
     async def _leave(self, volume_id: str) -> None:
         """End an export that the next process of this gateway continues."""

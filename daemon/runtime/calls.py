@@ -66,6 +66,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[Role]]] = {
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/ResizeNamespace": _GATEWAY,
     "/sealane.v1.Storage/OpenQueue": _GATEWAY,
+    "/sealane.v1.Storage/ReleaseFailOverGroup": _GATEWAY,
     "/sealane.v1.Storage/BatchGetNamespaces": _GATEWAY,
     "/sealane.v1.Storage/GetNamespace": _GATEWAY,
     "/sealane.v1.Storage/WatchEvents": _GATEWAY,

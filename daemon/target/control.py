@@ -456,6 +456,19 @@ class StorageService:
             fail_over=self._fail_over[descriptor.volume_id],
         )
 
+    async def release_group(
+        self, caller: Subject, request: storage_pb2.ReleaseFailOverGroupRequest
+    ) -> None:
+        """End the caller's term in a fail-over group of its tenant.
+
+        UsageError `namespace.not_found`; errors of `FailOver.release`.
+        """
+        descriptor, gateway = await self._usable(caller, request.volume_id, is_read_only=True)
+        await self._authorizations.require(gateway)
+        await self._fail_over[descriptor.volume_id].release(
+            (caller.tenant, request.group), gateway_nqn(caller.node), request.term
+        )
+
     async def namespace(
         self, caller: Subject, volume_id: str, *, group: bytes = b""
     ) -> storage_pb2.Namespace:

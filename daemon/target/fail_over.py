@@ -5,11 +5,15 @@ gateway gets queues, and only in its term. A take-over is this order of events: 
 admitted for the group; the last gateway's queues end, and nothing of them is in flight; the store
 is flushed, so that its acknowledged writes don't depend on its journal; the new term is anchored;
 only then does the next gateway get its first queue.
+
+No term ends without that fence and flush. So a gateway that is refused may drop its journal, and a
+group that nobody serves has no acknowledged write that isn't durable.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -28,6 +32,7 @@ STANDBY: Final = "queue.standby"
 UNFLUSHED: Final = "queue.take_over.unflushed"
 EARLY: Final = "queue.take_over.early"
 MOVED: Final = "queue.take_over.term"
+PENDING: Final = "queue.take_over.pending"
 
 Key = tuple[str, bytes]
 """Tenant and name of a group. Gateways of another tenant can't name this one's groups."""
@@ -56,13 +61,27 @@ class _Group:
     host_nqn: str = ""
     term: int
     is_of_now: bool = False
-    """Whether its gateway began to serve in this target process, which then has all its writes.
+    """Whether this target process has all that its gateway has acknowledged.
 
-    One that served before may have some in its journal only, until it has sent them again.
+    One that began to serve before may have some in its journal only, until it has sent them again
+    and says so.
     """
     is_changing: bool = False
     changed_at: float | None = None
     """When a gateway was last fenced."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a flush now makes all that was acknowledged durable."""
+        return self.is_of_now or not self.host_nqn
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A change that is in progress, and what it will return."""
+
+    claim: GroupClaim
+    done: asyncio.Future[int]
 
 
 class FailOver:
@@ -73,7 +92,10 @@ class FailOver:
         self._now = now
         self._groups: dict[Key, _Group] = {}
         self._newest_term = 0
-        self._turn = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of each tenant: none waits for another's fences."""
+        self._keeping = asyncio.Lock()
+        self._running: dict[tuple[Key, str], _Running] = {}
         self._tasks = TaskOwner()
         self._take_overs = 0
         self._refusals = 0
@@ -117,44 +139,91 @@ class FailOver:
         """
         group = self._groups.get(key)
         if group is not None and group.is_changing:
-            raise UnavailableError(
-                "queue.take_over.pending", "a take-over of the fail-over group is in progress"
-            )
+            raise UnavailableError(PENDING, "a take-over of the fail-over group is in progress")
         if group is None or (group.host_nqn, group.term) != (host_nqn, term):
             self._refusals += 1
             raise VerificationError(
-                STANDBY, "another gateway serves this fail-over group now: stand by"
+                STANDBY, "this gateway doesn't serve the fail-over group in this term: stand by"
             )
+
+    def confirm(self, key: Key, host_nqn: str, term: int) -> None:
+        """Note that this process has all that the serving gateway has acknowledged.
+
+        Errors of `require`.
+        """
+        self.require(key, host_nqn, term)
+        self._groups[key].is_of_now = True
 
     async def take_over(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
         """Make a gateway the serving one, after a fence; return the term in which it serves.
 
         VerificationError `queue.take_over.term` if the group isn't in the claim's term any more;
-        UnavailableError `queue.take_over.early`, `queue.take_over.unflushed`, `queue.group.limit`;
-        errors of `Volume`. What has begun is completed even if the caller is gone.
+        UnavailableError `queue.take_over.early`, `queue.take_over.unflushed`, `queue.group.limit`,
+        `queue.take_over.pending` if another change by this gateway is in progress; errors of
+        `Volume`. What has begun is completed even if the caller is gone; a repeated call joins it.
         """
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        return await self._complete(key, host_nqn, claim, self._take_over)
 
-        async def complete() -> None:
-            try:
-                done.set_result(await self._take_over(key, host_nqn, claim))
-            except Error as error:
-                done.set_exception(error)
+    async def release(self, key: Key, host_nqn: str, term: int) -> None:
+        """End the term of a gateway whose acknowledged writes are durable: nobody serves then.
 
-        self._tasks.start(complete(), name="take-over")
-        return await asyncio.shield(done)
+        Errors of `require` and `Volume`; `queue.take_over.pending` as for `take_over`.
+        """
+        claim = GroupClaim(group=key[1], term=term)
+        await self._complete(key, host_nqn, claim, self._release)
+
+    async def _complete(
+        self,
+        key: Key,
+        host_nqn: str,
+        claim: GroupClaim,
+        change: Callable[[Key, str, GroupClaim], Awaitable[int]],
+    ) -> int:
+        name = (key, host_nqn)
+        running = self._running.get(name)
+        if running is None:
+            self._check_term(key, claim)
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            running = self._running[name] = _Running(claim=claim, done=done)
+
+            async def complete() -> None:
+                try:
+                    done.set_result(await change(key, host_nqn, claim))
+                except Error as error:
+                    done.set_exception(error)
+                except BaseException as error:
+                    done.set_exception(error)
+                    raise
+                finally:
+                    del self._running[name]
+                    # Whoever asked may be gone.
+                    done.exception()
+
+            self._tasks.start(complete(), name="take-over")
+        elif running.claim != claim:
+            raise UnavailableError(PENDING, "another claim of this gateway is in progress")
+        return await asyncio.shield(running.done)
 
     async def _take_over(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
-        async with self._turn:
+        async with self._turns[key[0]]:
             group = await self._claimed(key, claim)
             before = group.host_nqn
             if before and before != host_nqn:
                 self._check(group, claim)
             group.is_changing = True
             try:
-                await self._change(key, group, host_nqn)
+                await self._end_term(group)
+                async with self._keeping:
+                    # From here on the last gateway is out, whatever becomes of this take-over: it
+                    # may be anchored although `keep` fails.
+                    group.host_nqn, group.term = "", claim.term + 1
+                    self._newest_term = max(self._newest_term, group.term)
+                    await self._volume.keep(self._with(key, host_nqn))
+                    group.host_nqn, group.is_of_now = host_nqn, True
             finally:
                 group.is_changing = False
+        if before not in {"", host_nqn}:
+            group.changed_at = self._now()
         if before != host_nqn:
             self._take_overs += 1
             get_logger().warning(
@@ -167,33 +236,66 @@ class FailOver:
             )
         return group.term
 
-    async def _claimed(self, key: Key, claim: GroupClaim) -> _Group:
+    async def _release(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
+        async with self._turns[key[0]]:
+            self.require(key, host_nqn, claim.term)
+            await self._forget(key)
+            async with self._keeping:
+                await self._volume.keep(self.kept())
+        return claim.term
+
+    async def _end_term(self, group: _Group) -> None:
+        """End all queues of the serving gateway; then make what it has acknowledged durable."""
+        if group.host_nqn:
+            # Also if the next one is a new process of the same gateway.
+            await self._volume.fence(group.host_nqn)
+            await self._volume.flush()
+
+    def _check_term(self, key: Key, claim: GroupClaim) -> None:
         if claim.term != self.state(key)[0]:
             raise VerificationError(
-                MOVED, f"the take-over is of term {claim.term}, and the group has a newer one"
+                MOVED, f"the claim is of term {claim.term}, and the group has a newer one"
             )
+
+    async def _claimed(self, key: Key, claim: GroupClaim) -> _Group:
+        self._check_term(key, claim)
         group = self._groups.get(key)
         if group is None:
-            await self._make_room(key[0])
+            await self._make_room(key[0], accepts_loss=claim.accepts_loss)
             group = self._groups[key] = _Group(term=self._newest_term)
         return group
 
-    async def _make_room(self, tenant: str) -> None:
+    async def _make_room(self, tenant: str, *, accepts_loss: bool) -> None:
         """Forget the tenant's oldest unused group if there are too many; it is fenced first."""
-        mine = [(each.term, key) for key, each in self._groups.items() if key[0] == tenant]
+        mine = [
+            (not each.is_durable, each.term, key)
+            for key, each in self._groups.items()
+            if key[0] == tenant
+        ]
         if len(mine) < GROUPS_MAX:
             return
-        for _, key in sorted(mine):
+        for may_lose, _, key in sorted(mine):
             unused = self._groups[key]
-            if unused.is_of_now and not self._volume.has_queues(unused.host_nqn):
-                await self._volume.fence(unused.host_nqn)
-                await self._volume.flush()
-                del self._groups[key]
+            if (accepts_loss or not may_lose) and not self._volume.has_queues(unused.host_nqn):
+                get_logger().warning(
+                    "fail_over_group_forgotten", tenant=tenant, fenced=unused.host_nqn
+                )
+                await self._forget(key)
                 return
         raise UnavailableError(
             "queue.group.limit",
-            f"a tenant has at most {GROUPS_MAX} fail-over groups of one volume in use",
+            f"a tenant has at most {GROUPS_MAX} fail-over groups of one volume in use: detach the "
+            "volume from a host, or take over with accepted loss, which forgets an unused one",
         )
+
+    async def _forget(self, key: Key) -> None:
+        group = self._groups[key]
+        group.is_changing = True
+        try:
+            await self._end_term(group)
+            del self._groups[key]
+        finally:
+            group.is_changing = False
 
     def _check(self, group: _Group, claim: GroupClaim) -> None:
         if group.changed_at is not None:
@@ -209,20 +311,6 @@ class FailOver:
                 "keep acknowledged writes that the target lost; start it, or take over with "
                 "accepted loss",
             )
-
-    async def _change(self, key: Key, group: _Group, host_nqn: str) -> None:
-        fences = group.host_nqn not in {"", host_nqn}
-        if fences:
-            await self._volume.fence(group.host_nqn)
-            await self._volume.flush()
-        # From here on the last gateway is out, whatever becomes of this take-over: it may be
-        # anchored although `keep` fails.
-        self._newest_term += 1
-        group.host_nqn, group.term = "", self._newest_term
-        await self._volume.keep(self._with(key, host_nqn))
-        group.host_nqn, group.is_of_now = host_nqn, True
-        if fences:
-            group.changed_at = self._now()
 
     def _with(self, key: Key, host_nqn: str) -> storage_pb2.FailOverGroups:
         kept = self.kept()

@@ -119,6 +119,8 @@ class QueueAdmission:
         if claim is not None:
             # Another gateway may have taken over meanwhile; it doesn't know of this ticket.
             fail_over.require(key, host_nqn, term)
+            if claim.incarnation == incarnation and not claim.is_take_over:
+                fail_over.confirm(key, host_nqn, term)
         if incarnation != self.incarnation:
             raise UnavailableError(
                 "queue.incarnation", "the volume's store was reopened meanwhile; try again"

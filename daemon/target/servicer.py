@@ -47,6 +47,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         """Admit a queue."""
         return await self._service.open_queue(self._caller(context), request)
 
+    async def ReleaseFailOverGroup(
+        self, request: storage_pb2.ReleaseFailOverGroupRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """End the term of a fail-over group's serving gateway."""
+        await self._service.release_group(self._caller(context), request)
+        return empty_pb2.Empty()
+
     async def GetNamespace(
         self, request: storage_pb2.GetNamespaceRequest, context: Context
     ) -> storage_pb2.Namespace:

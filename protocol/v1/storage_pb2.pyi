@@ -95,6 +95,31 @@ class GetNamespaceRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ReleaseFailOverGroupRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    group: builtins.bytes
+    """32 bytes"""
+    term: builtins.int
+    """the term that the caller serves in"""
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+        group: builtins.bytes = ...,
+        term: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["group", b"group", "term", b"term", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class BatchGetNamespacesRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -272,8 +297,9 @@ class GroupClaim(message.Message):
     lost.
     """
     incarnation: builtins.int
-    """The incarnation of the target that has all that the caller has acknowledged; 0: it has
-    acknowledged nothing since another gateway served. Another one refuses a take-over.
+    """The incarnation of the target that has all that the caller has acknowledged. 0 in a take-over:
+    it has acknowledged nothing since another gateway served; another target refuses one. In the
+    serving gateway's term it is 0 until the journal is empty: then this target has all of it.
     """
     def __init__(
         self,

@@ -56,6 +56,11 @@ class StorageStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueResponse.FromString,
                 _registered_method=True)
+        self.ReleaseFailOverGroup = channel.unary_unary(
+                '/sealane.v1.Storage/ReleaseFailOverGroup',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ReleaseFailOverGroupRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
         self.GetNamespace = channel.unary_unary(
                 '/sealane.v1.Storage/GetNamespace',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.GetNamespaceRequest.SerializeToString,
@@ -111,6 +116,14 @@ class StorageServicer:
 
     def OpenQueue(self, request, context):
         """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseFailOverGroup(self, request, context):
+        """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
+        durable, and nobody serves the group then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,6 +187,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.OpenQueue,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueResponse.SerializeToString,
+            ),
+            'ReleaseFailOverGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseFailOverGroup,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ReleaseFailOverGroupRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'GetNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNamespace,
@@ -310,6 +328,33 @@ class Storage:
             '/sealane.v1.Storage/OpenQueue',
             sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseFailOverGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Storage/ReleaseFailOverGroup',
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.ReleaseFailOverGroupRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

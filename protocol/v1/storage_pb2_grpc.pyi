@@ -44,6 +44,10 @@ class StorageStub:
     """
     OpenQueue: _grpc.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]
     """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
+    ReleaseFailOverGroup: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ReleaseFailOverGroupRequest, _empty_pb2.Empty]
+    """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
+    durable, and nobody serves the group then.
+    """
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
     """Returns a namespace with its counters."""
     BatchGetNamespaces: _grpc.UnaryUnaryMultiCallable[_storage_pb2.BatchGetNamespacesRequest, _storage_pb2.BatchGetNamespacesResponse]
@@ -72,6 +76,10 @@ class StorageAsyncStub(StorageStub):
     """
     OpenQueue: _aio.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]  # type: ignore[assignment]
     """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
+    ReleaseFailOverGroup: _aio.UnaryUnaryMultiCallable[_storage_pb2.ReleaseFailOverGroupRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
+    durable, and nobody serves the group then.
+    """
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
     """Returns a namespace with its counters."""
     BatchGetNamespaces: _aio.UnaryUnaryMultiCallable[_storage_pb2.BatchGetNamespacesRequest, _storage_pb2.BatchGetNamespacesResponse]  # type: ignore[assignment]
@@ -121,6 +129,16 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.OpenQueueResponse, _abc.Awaitable[_storage_pb2.OpenQueueResponse]]:
         """Exchanges ephemeral keys for one I/O queue and returns its single-use ticket."""
+
+    @_abc_1.abstractmethod
+    def ReleaseFailOverGroup(
+        self,
+        request: _storage_pb2.ReleaseFailOverGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
+        durable, and nobody serves the group then.
+        """
 
     @_abc_1.abstractmethod
     def GetNamespace(

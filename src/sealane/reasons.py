@@ -7,6 +7,7 @@ from typing import Literal
 
 ReasonId = Literal[
     "accelerator.busy",
+    "accelerator.disabled",
     "accelerator.enabled",
     "accelerator.late",
     "accelerator.lost",
@@ -197,7 +198,9 @@ ReasonId = Literal[
     "broker.key.rewrap",
     "broker.key.rotating",
     "broker.key.unread",
+    "broker.restore.count",
     "broker.restore.counter",
+    "broker.restore.device",
     "broker.restore.instance",
     "broker.restore.policy",
     "broker.restore.role",

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,22 +66,36 @@ class Place:
         for path in [*self.state.glob("broker.sqlite*"), *self.state.glob("*.counter")]:
             path.unlink()
         path = self.root / "broker.toml"
-        path.write_text(
-            path.read_text().replace("[broker]\n", f"[broker]\ninstance = {instance}\n")
-        )
+        text = re.sub(r"(?m)^instance = \d+\n", "", path.read_text())
+        path.write_text(text.replace("[broker]\n", f"[broker]\ninstance = {instance}\n"))
         self.site.write_policy({"g": ["gateway"]})
 
-    def prepared(self, snapshot: bytes, *, accepted: Accepted = Accepted()) -> Restore:  # noqa: B008
+    def prepared(
+        self,
+        snapshot: bytes,
+        *,
+        accepted: Accepted = Accepted(),  # noqa: B008
+        restored_before: int = 0,
+    ) -> Restore:
         return prepared(
             io.BytesIO(snapshot),
             self.config,
             key=self.recipient,
             anchor=self.anchor,
             accepted=accepted,
+            restored_before=restored_before,
         )
 
-    async def restore(self, snapshot: bytes, *, accepted: Accepted = Accepted()) -> Restore:  # noqa: B008
-        restore = await asyncio.to_thread(self.prepared, snapshot, accepted=accepted)
+    async def restore(
+        self,
+        snapshot: bytes,
+        *,
+        accepted: Accepted = Accepted(),  # noqa: B008
+        restored_before: int = 0,
+    ) -> Restore:
+        restore = await asyncio.to_thread(
+            self.prepared, snapshot, accepted=accepted, restored_before=restored_before
+        )
         await check_empty(self.config)
         await filled(restore, self.config)
         return restore

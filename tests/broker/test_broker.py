@@ -55,10 +55,10 @@ async def test_authority_survives_a_restart_and_needs_its_key(tmp_path: Path) ->
     async with running_broker(path) as again:
         assert again.authority.anchor_pem == anchor
         assert again.leases.arena.start_epoch == 2
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(VerificationError) as caught:
         async with running_broker(path, kek=b"\1" * 32):
             pass
-    assert caught.value.reason == "broker.key.missing"
+    assert caught.value.reason == "key.wrap.invalid"
 
 
 async def test_same_request_registers_once(broker: BrokerService) -> None:

@@ -154,6 +154,28 @@ async def test_start_epochs_run_out_loudly(disk: Disk) -> None:
     assert caught.value.reason == "lease.start_epoch.exhausted"
 
 
+class UndefinedCount(Count):
+    """A TPM's counter, which begins above all that the TPM ever counted."""
+
+    is_defined = False
+
+    def read(self) -> int:
+        if not self.is_defined:
+            raise VerificationError("counter.missing", "never defined")
+        return super().read()
+
+    def increment(self) -> int:
+        self.is_defined = True
+        return super().increment()
+
+
+async def test_counter_that_begins_beyond_all_epochs_says_so_at_every_start(disk: Disk) -> None:
+    """Not that the store was rolled back, though it knows nothing of these counters."""
+    disk.starts, disk.heads = (UndefinedCount(START_EPOCH_MAX) for _ in range(2))
+    for _ in range(2):
+        assert await disk.refused() == "lease.start_epoch.exhausted"
+
+
 async def test_head_that_is_gone_ends_the_broker(disk: Disk) -> None:
     store = SqliteStore(disk.path)
     _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)

@@ -4,26 +4,33 @@ import asyncio
 import datetime as dt
 import io
 import json
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from broker.restoring import Place
 from brokers import MemoryAudit
-from control_plane import sealanectl
+from control_plane import sealanectl, short_directory, write_key
+from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX
 from sealane.crypto.snapshot import (
+    CONTENT_BYTES_MAX,
     PART_BYTES_MAX,
     RecipientKey,
     digest_of,
+    parse_recipient,
     read_snapshot,
     sealed_snapshot,
 )
+from sealane.daemon.broker import snapshot as snapshots
 from sealane.daemon.broker.authority import AUTHORITY_KEY
+from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.opening import OpenedBroker
 from sealane.daemon.broker.records import (
     AnchorRecord,
@@ -33,6 +40,7 @@ from sealane.daemon.broker.records import (
     Opening,
     PolicyRecord,
     VolumeRecord,
+    instance_name,
 )
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.restore import _fill, filled
@@ -43,10 +51,16 @@ from sealane.daemon.broker.restored import (
     KEY_EPOCHS_AHEAD,
     Accepted,
 )
-from sealane.daemon.broker.snapshot import Snapshots, _pieces, decoded
-from sealane.daemon.broker.store.contract import STATE_KEY, Store
+from sealane.daemon.broker.snapshot import RECORDS_BYTES_MAX, Snapshots, _pieces, decoded
+from sealane.daemon.broker.store.contract import (
+    KEY_BYTES_MAX,
+    STATE_KEY,
+    VALUE_BYTES_MAX,
+    Store,
+)
+from sealane.daemon.broker.store.state import SetHash, State
 from sealane.daemon.runtime.metrics import Metrics
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
 NAME = "name-of-a-volume-which-nobody-else-may-learn"
@@ -56,8 +70,9 @@ DELETED, WORN = uuid.UUID(int=3), uuid.UUID(int=4)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place() -> Iterator[Place]:
+    with short_directory() as root:
+        yield Place(root)
 
 
 async def filled_store(opened: OpenedBroker) -> None:
@@ -76,7 +91,8 @@ async def filled_store(opened: OpenedBroker) -> None:
     )
     worn = volume.model_copy(update={"volume_id": WORN, "key_epoch": 256})
     deleted = volume.model_copy(update={"volume_id": DELETED, "is_deleted": True})
-    device = registry.new_device(DEVICE, owner="s").model_copy(
+    device, same_key = await registry.new_device(DEVICE, owner="s")
+    device = device.model_copy(
         update={
             "anchor": AnchorKind.BROKER,
             "is_initialised": True,
@@ -84,7 +100,8 @@ async def filled_store(opened: OpenedBroker) -> None:
         }
     )
     await registry.commit(
-        puts={
+        [same_key],
+        {
             **registry.volumes.sealed(str(VOLUME), volume),
             **registry.volumes.sealed(str(WORN), worn),
             **registry.volumes.sealed(str(DELETED), deleted),
@@ -93,7 +110,7 @@ async def filled_store(opened: OpenedBroker) -> None:
             **registry.device_requests.sealed("s", DeviceRequestRecord(is_next_authorized=True)),
             **registry.nodes.sealed("gateway/g", NodeRecord(node="g", role="gateway")),
             **registry.nodes.sealed("target/s", NodeRecord(node="s", role="target")),
-        }
+        },
     )
 
 
@@ -162,6 +179,134 @@ async def test_only_a_device_accepted_by_name_is_accepted_as_it_is_found(place: 
         check_device(device.record, is_initialised=False)
 
 
+async def test_snapshot_from_the_middle_of_a_rotation_needs_both_keys_and_goes_on(
+    place: Place,
+) -> None:
+    config, following = place.root / "broker.toml", place.root / "kek2"
+    write_key(following, b"2" * 32)
+    without = config.read_text()
+    config.write_text(f'{without}[broker.next_key]\nkey_file = "{following}"\n')
+    async with place.opened() as opened:
+        await filled_store(opened)
+        await opened.rewrapping.begin()
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    both = config.read_text()
+    config.write_text(both.partition("[broker.next_key]")[0])
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "broker.key.missing"
+    config.write_text(both)
+    restore = await place.restore(snapshot)
+    ids = [WrappingKey(path.read_bytes()).key_id for path in (following, place.root / "kek")]
+    assert restore.key_ids == tuple(ids)
+    async with place.opened() as opened:
+        await opened.rewrapping.proceed()
+        progress = await opened.rewrapping.progress()
+        assert (progress.key_id, progress.left) == (ids[0], 0)
+        assert progress.retired == (ids[1],)
+        assert await opened.service.registry.tenant_key("t")
+
+
+async def test_second_restore_of_a_snapshot_repeats_nothing_of_the_first(place: Place) -> None:
+    """A holder that was revoked after the first one doesn't have the key after the second."""
+    snapshot = await taken(place)
+    place.lose()
+    await place.restore(snapshot)
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        held = (await registry.volume(VOLUME)).record.key_epoch
+        epochs = KeyEpochs(registry)
+        await epochs.note_holder("spiffe://sealane/gateway/evil", VOLUME, held)
+        await epochs.rotate_held_by("spiffe://sealane/gateway/evil")
+        used = (await registry.volume(VOLUME)).record.key_epoch
+        second = await place.snapshot(opened)
+    place.lose(instance=8)
+    await place.restore(snapshot, restored_before=1)
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        volume = (await registry.volume(VOLUME)).record
+        assert volume.key_epoch == 3 + 2 * KEY_EPOCHS_AHEAD > used > held
+        device = await registry.devices.get(str(DEVICE))
+        assert device is not None
+        assert device.record.fencing_epoch == 1 + 2 * FENCING_EPOCHS_AHEAD
+        assert device.record.anchor_floor == 9 + 2 * ANCHOR_NUMBERS_AHEAD
+        third = await place.snapshot(opened)
+    # A snapshot knows of the restores before it, and only of these.
+    place.lose(instance=9)
+    for known, content in ((1, second), (2, third)):
+        with pytest.raises(UsageError) as caught:
+            place.prepared(content, restored_before=known - 1)
+        assert caught.value.reason == "broker.restore.count"
+    await place.restore(third, restored_before=2)
+    async with place.opened() as opened:
+        volume = (await opened.service.registry.volume(VOLUME)).record
+        assert volume.key_epoch == 3 + 3 * KEY_EPOCHS_AHEAD
+
+
+async def test_volume_with_too_few_key_epochs_left_gets_no_leases(place: Place) -> None:
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        await filled_store(opened)
+        stored = await registry.volume(WORN)
+        near = stored.record.model_copy(update={"key_epoch": 250})
+        await registry.commit(puts=registry.volumes.sealed(str(WORN), near))
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    restore = await place.restore(snapshot)
+    assert restore.revision.unwritable_volumes == (WORN,)
+    async with place.opened() as opened:
+        worn = (await opened.service.registry.volume(WORN)).record
+        assert (worn.key_epoch, worn.counters_leased) == (256, EPOCH_COUNTERS_MAX)
+        with pytest.raises(LeaseError) as caught:
+            worn.with_lease(1)
+        assert caught.value.reason == "lease.key_exhausted"
+
+
+async def test_retired_instances_hold_up_no_rotation(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    await place.restore(snapshot)
+    config, following = place.root / "broker.toml", place.root / "kek2"
+    write_key(following, b"2" * 32)
+    config.write_text(f'{config.read_text()}[broker.next_key]\nkey_file = "{following}"\n')
+    async with place.opened() as opened:
+        await opened.rewrapping.begin()
+        await opened.rewrapping.proceed()
+        progress = await opened.rewrapping.progress()
+        assert [*progress.held] == [instance_name(7)]
+        assert progress.key_id == WrappingKey(following.read_bytes()).key_id
+
+
+@pytest.mark.parametrize(
+    ("anchor", "is_initialised"), [(None, False), (AnchorKind.TPM2, True), (AnchorKind.FILE, False)]
+)
+async def test_device_whose_anchor_is_elsewhere_stays_as_it_is(
+    place: Place, anchor: AnchorKind | None, is_initialised: bool
+) -> None:
+    """One that was never opened can be; an anchor in a TPM can't be given up by accepting it."""
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        await filled_store(opened)
+        stored = await registry.devices.get(str(DEVICE))
+        assert stored is not None
+        update = {"anchor": anchor, "is_initialised": is_initialised, "opening": None}
+        device = stored.record.model_copy(update=update)
+        await registry.commit(puts=registry.devices.sealed(str(DEVICE), device))
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot, accepted=Accepted(devices=[DEVICE]))
+    assert caught.value.reason == "broker.restore.device"
+    restore = await place.restore(snapshot)
+    assert restore.revision.held_devices == ()
+    async with place.opened() as opened:
+        stored = await opened.service.registry.devices.get(str(DEVICE))
+        assert stored is not None
+        assert (stored.record.anchor, stored.record.is_initialised) == (anchor, is_initialised)
+        assert stored.record.fencing_epoch == 1 + FENCING_EPOCHS_AHEAD
+
+
 async def test_retired_instance_is_refused_even_with_new_counters(place: Place) -> None:
     snapshot = await taken(place)
     place.lose()
@@ -203,14 +348,15 @@ async def test_file_that_is_not_as_it_was_written_is_refused(
         assert caught.value.exit_code == 3 or caught.value.reason == "broker.snapshot.version"
 
 
-async def test_snapshot_of_others_or_for_others_is_refused(place: Place, tmp_path: Path) -> None:
+async def test_snapshot_of_others_or_for_others_is_refused(place: Place) -> None:
     snapshot = await taken(place)
-    (tmp_path / "other").mkdir()
-    other = Place(tmp_path / "other")
-    await taken(other)
+    with short_directory() as root:
+        other = Place(root)
+        await taken(other)
+        other_anchor = other.anchor
     place.lose()
     with pytest.raises(VerificationError) as caught:
-        read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=other.anchor)
+        read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=other_anchor)
     assert caught.value.reason == "broker.snapshot.anchor"
     with pytest.raises(VerificationError) as caught:
         read_snapshot(io.BytesIO(snapshot), key=RecipientKey.create(), anchor=place.anchor)
@@ -245,6 +391,9 @@ async def test_nothing_leaves_before_it_is_in_the_audit_log(place: Place) -> Non
         snapshots = Snapshots(registry, node="broker", audit=audit, metrics=metrics)
         with pytest.raises(UsageError):
             await anext(aiter(snapshots.take(public[1:])))
+        with pytest.raises(VerificationError) as caught:
+            await anext(aiter(snapshots.take(bytes(32))))  # a point of low order
+        assert caught.value.reason == "key.kem.invalid"
         assert audit.records == []
         async for _ in snapshots.take(public):
             pass
@@ -252,6 +401,38 @@ async def test_nothing_leaves_before_it_is_in_the_audit_log(place: Place) -> Non
     assert (record["kind"], record["outcome"]) == ("broker.snapshot", "done")
     assert metrics.broker.snapshots._value.get() == 1
     assert metrics.broker.last_snapshot._value.get() > 0
+
+
+async def test_store_larger_than_a_snapshot_may_be_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot that can't be restored would be worse than none."""
+    assert PART_BYTES_MAX > 2 * (KEY_BYTES_MAX + VALUE_BYTES_MAX), "parts are half full at least"
+    parts = 2 * CONTENT_BYTES_MAX // PART_BYTES_MAX
+    assert RECORDS_BYTES_MAX + 16 * parts <= CONTENT_BYTES_MAX
+    snapshot = await taken(place)
+    _, content = read_snapshot(io.BytesIO(snapshot), key=place.recipient, anchor=place.anchor)
+    async with place.opened() as opened:
+        monkeypatch.setattr(snapshots, "RECORDS_BYTES_MAX", len(content) // 2)
+        with pytest.raises(UsageError) as caught:
+            await place.snapshot(opened)
+        assert caught.value.reason == "broker.snapshot.size"
+
+
+async def test_calls_go_on_while_a_copy_is_checked(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked_in = []
+
+    def state_of(self: SetHash, *arguments: Any, **options: Any) -> State:
+        checked_in.append(threading.current_thread())
+        return original(self, *arguments, **options)
+
+    original = SetHash.state_of
+    monkeypatch.setattr(SetHash, "state_of", state_of)
+    await registry.store.copy()
+    assert checked_in
+    assert threading.main_thread() not in checked_in
 
 
 async def test_snapshot_made_by_who_only_knows_the_recipient_is_refused(place: Place) -> None:
@@ -301,6 +482,15 @@ async def test_records_that_are_no_state_of_this_version_are_refused(
         place.prepared(changed)
     expected = "broker.snapshot.version" if spoil == "schema" else "broker.store.rolled_back"
     assert caught.value.reason == expected
+
+
+async def test_restore_into_a_directory_of_a_later_format_is_refused(place: Place) -> None:
+    snapshot = await taken(place)
+    place.lose()
+    (place.state / "format").write_text("2\n")
+    with pytest.raises(UsageError) as caught:
+        place.prepared(snapshot)
+    assert caught.value.reason == "directory.format"
 
 
 async def test_restore_needs_an_empty_store_and_what_was_never_used(place: Place) -> None:
@@ -409,7 +599,9 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     arguments = (
         *("broker", "restore", file, "--config", place.root / "broker.toml", "--key", key),
         *("--trust-anchor", place.root / "trust-anchor.pem"),
+        *("--restored-before", "0"),
     )
+    key_id = WrappingKey((place.root / "kek").read_bytes()).key_id.hex()
     asked = await asyncio.to_thread(sealanectl, *arguments)
     assert asked.returncode == 2
     assert "confirmation.missing" in asked.stderr, asked.stderr
@@ -420,5 +612,22 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     file.write_bytes(snapshot)
     done = await asyncio.to_thread(sealanectl, "-o", "json", *arguments, "--yes")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["revoked nodes"] == ["g", "s"]
+    outcome = json.loads(done.stdout)
+    assert outcome["revoked nodes"] == ["g", "s"]
+    assert outcome["key encryption keys"] == [key_id], "even if it was retired since"
+    assert (outcome["restore"], outcome["broker instance"]) == (1, 7)
+    assert outcome["base of start epochs"] >= EPOCH_BASE_MIN
     assert digest_of(place.recipient.kem.public_key) in snapshot.decode("latin-1")
+
+
+async def test_pair_of_a_recipient_is_made_whole_or_not_at_all(place: Place) -> None:
+    key, public = place.root / "recipient", place.root / "recipient.pub"
+    public.write_bytes(b"another's")
+    refused = await asyncio.to_thread(sealanectl, "key", "recipient", key)
+    assert (refused.returncode, key.exists()) == (2, False)
+    assert public.read_bytes() == b"another's"
+    public.unlink()
+    made = await asyncio.to_thread(sealanectl, "key", "recipient", key)
+    assert made.returncode == 0, made.stderr
+    private = RecipientKey.parse(key.read_bytes(), source="")
+    assert parse_recipient(public.read_bytes(), source="") == private.kem.public_key

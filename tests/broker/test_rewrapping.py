@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,22 @@ async def test_begin_is_idempotent_and_a_second_rotation_waits_for_the_first(
         await rewrapping_of(second).begin()
     assert caught.value.reason == "broker.key.rotating"
     await second.close()
+
+
+async def test_begin_succeeds_if_another_broker_was_faster_even_to_the_end(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = rewrapping_of(registry), rewrapping_of(registry)
+    note = slow._note
+
+    async def overtaken(*arguments: Any) -> None:
+        await note(*arguments)
+        await fast.begin()
+        await fast.proceed()
+
+    monkeypatch.setattr(slow, "_note", overtaken)
+    await slow.begin()
+    assert (await slow.progress()).retired == (ID[OLD],)
 
 
 async def test_a_retired_key_is_never_used_again(registry: Registry) -> None:

@@ -200,8 +200,8 @@ def test_wrong_key_encryption_key_is_refused(site: Site) -> None:
         pass
     write_key(site.root / "kek", b"\1" * 32)
     ended = sealaned("--config", config)
-    assert ended.returncode == 2
-    assert "[broker.key.missing]" in _error(ended.stderr)
+    assert ended.returncode == 3
+    assert "[key.wrap.invalid]" in _error(ended.stderr)
 
 
 def test_key_file_of_wrong_size_or_open_to_others_is_one_line(site: Site) -> None:
@@ -400,7 +400,7 @@ def test_command_without_a_daemon_is_one_line_and_exit_4(site: Site) -> None:
 
 
 def test_call_to_a_role_that_is_not_there_is_one_line(broker: Daemon) -> None:
-    ended = sealanectl("--socket", broker.socket, "volume", "list")
+    ended = sealanectl("--socket", broker.socket, "session", "list")
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert ended.stderr == (

@@ -172,12 +172,13 @@ async def test_after_a_reboot_the_files_are_believed_once(
 ) -> None:
     files = AttachmentFiles(*directories)
     await files.load()
-    kept = sealed()
-    await files.put(dataclasses.replace(kept, target_incarnation=9))
+    kept = dataclasses.replace(sealed(), target_incarnation=9)
+    await files.put(kept)
     path = directories[0] / FILE_NAME / VOLUME
     shutil.copy(path, tmp_path / "old")
     (directories[1] / FILE_NAME).rename(directories[1] / "x")
-    assert await files.load() == [kept], "hosts ended with the machine"
+    assert await files.load() == [dataclasses.replace(kept, is_of_earlier_boot=True)]
+    assert await files.load() == [kept]
     await files.remove(VOLUME)
     shutil.copy(tmp_path / "old", path)
     assert await refusals(directories) == ["attachment.rolled_back"]

@@ -128,7 +128,7 @@ def _restore(world: StorageWorld, anchor: str) -> None:
     restored = sealanectl(
         *("-o", "json", "broker", "restore", root / "snapshot", "--config", config, "--yes"),
         *("--key", root / "recipient", "--trust-anchor", root / "anchor.pem"),
-        *("--accept", "s", "--accept", "g"),
+        *("--restored-before", "0", "--accept", "s", "--accept", "g"),
         *devices,
     )
     assert restored.returncode == 0, restored.stderr

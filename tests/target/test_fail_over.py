@@ -28,6 +28,9 @@ class Volume:
     kept: storage_pb2.FailOverGroups = field(default_factory=storage_pb2.FailOverGroups)
     users: set[str] = field(default_factory=set)
     failing: str = ""
+    failure: Exception = field(
+        default_factory=lambda: UnavailableError("anchor.timeout", "not anchored")
+    )
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -39,7 +42,7 @@ class Volume:
     async def step(self, name: str, detail: str = "") -> None:
         await self.gate.wait()
         if name == self.failing:
-            raise UnavailableError("anchor.timeout", "not anchored")
+            raise self.failure
         self.steps.append(f"{name} {detail}".strip())
 
     async def fence(self, host_nqn: str) -> None:
@@ -132,6 +135,96 @@ async def test_a_restarted_target_waits_for_the_gateway_with_the_journal(bench: 
     assert await bench.take("g", loss=True) == term + 3
 
 
+async def test_a_confirmation_changes_neither_name_nor_term_and_anchors_nothing(
+    bench: Bench,
+) -> None:
+    term = await bench.take("g")
+    bench.restart()
+    bench.volume.steps.clear()
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        bench.fail_over.confirm(ACME, "h", term)
+    bench.fail_over.confirm(ACME, "g", term)
+    assert (bench.fail_over.state(ACME), bench.volume.steps) == ((term, "g"), [])
+    assert await bench.take("h") == term + 1
+    assert bench.volume.steps == ["fence g", "flush", "keep"]
+
+
+async def test_no_term_of_a_new_process_begins_without_a_fence_and_a_flush(bench: Bench) -> None:
+    term = await bench.take("g")
+    bench.restart()
+    bench.volume.steps.clear()
+    bench.volume.failing = "keep"
+    with pytest.raises(Error, match=r"anchor"):
+        await bench.take("g")
+    assert bench.volume.steps == ["fence g", "flush"]
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        bench.fail_over.require(ACME, "g", term)
+    bench.volume.failing = ""
+    await bench.take("h")
+
+
+async def test_a_released_group_is_forgotten_and_its_term_never_comes_back(bench: Bench) -> None:
+    term = await bench.take("g")
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        await bench.fail_over.release(ACME, "h", term)
+    bench.restart()
+    bench.volume.steps.clear()
+    await bench.fail_over.release(ACME, "g", term)
+    assert bench.volume.steps == ["fence g", "flush", "keep"]
+    assert not bench.volume.kept.groups
+    bench.restart()
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        bench.fail_over.require(ACME, "g", term)
+    assert bench.fail_over.state(ACME) == (term, "")
+    assert await bench.take("h") == term + 1
+
+
+async def test_each_group_counts_its_own_terms(bench: Bench) -> None:
+    first = await bench.take("g")
+    claim = GroupClaim(group=GROUP, term=bench.fail_over.state(OTHER)[0], is_take_over=True)
+    await bench.fail_over.take_over(OTHER, "x", claim)
+    # Its gateway counts on: it is not told the term.
+    assert await bench.take("h") == first + 1
+
+
+async def test_a_repeated_take_over_joins_the_one_in_progress(bench: Bench) -> None:
+    term = await bench.take("g")
+    bench.volume.gate.clear()
+    taking = [asyncio.ensure_future(bench.take("h")) for _ in range(50)]
+    await asyncio.sleep(0.01)
+    for each in taking[1:]:
+        each.cancel()
+    await asyncio.gather(*taking[1:], return_exceptions=True)
+    assert len(bench.fail_over._tasks._tasks) == 1
+    with pytest.raises(UnavailableError, match=r"queue\.take_over\.pending"):
+        await asyncio.wait_for(bench.take("h", loss=True), 1)
+    bench.volume.gate.set()
+    assert await taking[0] == term + 1
+
+
+async def test_another_tenants_take_over_waits_for_nobody(bench: Bench) -> None:
+    await bench.take("g")
+    bench.volume.gate.clear()
+    taking = asyncio.ensure_future(bench.take("h"))
+    await asyncio.sleep(0.01)
+    bench.volume.gate, held = asyncio.Event(), bench.volume.gate
+    bench.volume.gate.set()
+    claim = GroupClaim(group=GROUP, term=bench.fail_over.state(OTHER)[0], is_take_over=True)
+    async with asyncio.timeout(1):
+        await bench.fail_over.take_over(OTHER, "x", claim)
+    held.set()
+    await taking
+    assert {each.host_nqn for each in bench.volume.kept.groups} == {"h", "x"}
+
+
+async def test_a_take_over_that_fails_unexpectedly_answers(bench: Bench) -> None:
+    bench.volume.failing = "keep"
+    bench.volume.failure = OSError("unexpected")
+    async with asyncio.timeout(1):
+        with pytest.raises(OSError, match="unexpected"):
+            await bench.take("g")
+
+
 async def test_nobody_is_admitted_during_a_take_over(bench: Bench) -> None:
     term = await bench.take("g")
     bench.volume.gate.clear()
@@ -187,9 +280,9 @@ async def test_unused_groups_make_room_and_used_ones_do_not(bench: Bench) -> Non
     def key(number: int) -> tuple[str, bytes]:
         return "acme", bytes([number]) * 32
 
-    async def take(number: int) -> None:
+    async def take(number: int, *, loss: bool = False) -> None:
         term = bench.fail_over.state(key(number))[0]
-        claim = GroupClaim(group=key(number)[1], term=term, is_take_over=True)
+        claim = GroupClaim(group=key(number)[1], term=term, is_take_over=True, accepts_loss=loss)
         taken = await bench.fail_over.take_over(key(number), f"g{number}", claim)
         bench.fail_over.require(key(number), f"g{number}", taken)
         bench.volume.users.add(f"g{number}")
@@ -202,6 +295,13 @@ async def test_unused_groups_make_room_and_used_ones_do_not(bench: Bench) -> Non
     await take(GROUPS_MAX)
     assert "fence g3" in bench.volume.steps
     assert len(bench.volume.kept.groups) == GROUPS_MAX
+    # What a restarted target knows of is forgotten only with an operator's consent.
+    bench.restart()
+    bench.volume.users.clear()
+    with pytest.raises(UnavailableError, match=r"queue\.group\.limit"):
+        await take(3)
+    await take(3, loss=True)
+    assert "fence g0" in bench.volume.steps
 
 
 def test_groups_lie_in_the_descriptors_file_beside_what_older_versions_read() -> None:

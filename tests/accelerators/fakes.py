@@ -1,0 +1,144 @@
+"""Stand-ins for a card, its source and a volume, to try what a keeper decides without an engine."""
+
+# ruff: noqa: ARG002 - arguments are those of what they stand for
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from sealane import _native
+from sealane.crypto.evidence.cmw import Item
+from sealane.daemon.gateway.accelerator import CardKeeper, CardState
+from sealane.daemon.gateway.hold import DisabledCard
+from sealane.daemon.gateway.offload import OffloadService
+from sealane.daemon.node.evidence.card import CardSource
+from sealane.errors import VerificationError
+
+LABEL = "card0"
+
+
+class Connection:
+    """A connection to the card."""
+
+    profile, depth, key_slots = "fake", 1, 1
+
+    def __init__(self, source: "Source") -> None:
+        self._source = source
+        source.connections += 1
+
+    def __del__(self) -> None:
+        self._source.connections -= 1
+
+
+class Source(CardSource):
+    """A card; `is_there` and `is_right` say how it answers."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label, "/card")
+        self.connections = 0
+        self.is_there = True
+        self.is_right = True
+
+    async def wait_connections(self, count: int) -> None:
+        """Wait until there are so many: the thread that made one ends a moment later."""
+        deadline = time.monotonic() + 1
+        while self.connections != count:
+            assert time.monotonic() < deadline, self.connections
+            await asyncio.sleep(0.01)
+
+    async def collect(self, nonce: bytes) -> Item:
+        return Item("card", nonce)
+
+    def connect(self, accepted: Item) -> _native.Accelerator:
+        time.sleep(0.02)
+        if not self.is_there:
+            raise ConnectionRefusedError("no card")
+        return cast("_native.Accelerator", Connection(self))
+
+    def check(self, card: _native.Accelerator, accepted: Item) -> None:
+        if not self.is_right:
+            raise VerificationError("attestation.card.changed", "another card")
+
+
+class Volume:
+    """A volume; `card` is the one that has its keys."""
+
+    def __init__(self) -> None:
+        self.card: _native.Accelerator | None = None
+        self.jobs = 0
+        self.seconds = 0.0
+        """How long the card takes to load its keys."""
+        self.is_refused = False
+
+    @property
+    def native(self) -> _native.GatewayVolume:
+        return cast("_native.GatewayVolume", self)
+
+    def statistics(self) -> dict[str, int]:
+        return {}
+
+    def rest_accelerator(self) -> int:
+        return self.jobs
+
+    def accelerate(self, card: _native.Accelerator | None) -> None:
+        time.sleep(self.seconds)
+        if card is not None and self.is_refused:
+            raise OSError("it takes no key")
+        self.card = card
+
+
+class Kept:
+    """A keeper that runs, and the calls about its card."""
+
+    def __init__(self, state: Path, label: str, card: str) -> None:
+        self.source = Source(label)
+        self.file = DisabledCard(state, label)
+        self.attest_seconds = 0.0
+        self.keeper = CardKeeper(
+            self.source,
+            accepted=lambda: Item("card", card.encode()),
+            attest=self._attest,
+            hold=self.file.read(),
+            is_disabled=self.file.has,
+            report=_report,
+        )
+        self.calls = OffloadService(self.keeper, self.file)
+
+    async def _attest(self) -> None:
+        await asyncio.sleep(self.attest_seconds)
+
+    async def wait(self, state: CardState) -> None:
+        deadline = time.monotonic() + 10
+        while self.keeper.state is not state:
+            assert time.monotonic() < deadline, (self.keeper.state, self.keeper.failure)
+            await asyncio.sleep(0.01)
+
+
+async def _report(is_well: bool) -> None:
+    pass
+
+
+@contextlib.asynccontextmanager
+async def kept(state: Path, *, label: str = LABEL, card: str = "1") -> AsyncIterator[Kept]:
+    """Keep a card whose daemon has the state directory `state`."""
+    made = Kept(state, label, card)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(made.keeper.run())
+        try:
+            yield made
+        finally:
+            running.cancel()
+
+
+def parsed(evidence: bytes) -> SimpleNamespace:
+    """Return a statement from the evidence of these cards."""
+    return SimpleNamespace(card_id=f"key-sha256:{evidence.decode()}")
+
+
+def attached(volume: Volume) -> SimpleNamespace:
+    """Return an attached volume, as far as its detachment uses it."""
+    return SimpleNamespace(native=volume, subsystem=SimpleNamespace(nqn="volume"))
