@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
 from sealane.daemon.broker.audit_head import HeadKeeper
-from sealane.daemon.broker.audit_retention import Retention, beginning_after
+from sealane.daemon.broker.audit_retention import Retention, TimeWatch, beginning_after
 from sealane.daemon.broker.audit_segments import (
     Recovered,
     Segment,
@@ -131,6 +131,7 @@ class AuditLog:
         self._signing_key = signing_key
         self._cutting = cutting
         self._retention = retention
+        self._clock = TimeWatch()
         self.forwarded = 0 if retention.is_forwarded else None
         """Number of the last record that a collector has; None if records aren't forwarded."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")
@@ -347,7 +348,15 @@ class AuditLog:
     def _append_segment(self) -> None:
         before, now = self._chain.head, utc_now()
         closed = [*self._segments[:-1], replace(self._segments[-1], size=self._size)]
-        beginning = beginning_after(closed, self._retention, now=now, forwarded=self.forwarded)
+        retention = self._retention
+        if retention.age is not None and not self._clock.is_steady():
+            get_logger().warning(
+                "audit_clock_set",
+                message="the clock was set by more than an hour: no audit record is retired by "
+                "age until the broker is restarted",
+            )
+            retention = replace(retention, age=None)
+        beginning = beginning_after(closed, retention, now=now, forwarded=self.forwarded)
         line = self._chain.segment(
             self._signing_key,
             former=self._segments[-1].path.name,

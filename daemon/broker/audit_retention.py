@@ -2,11 +2,34 @@
 
 import datetime as dt
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sealane.crypto.audit import Head
 from sealane.daemon.broker.audit_segments import Segment
+from sealane.daemon.runtime.clock import utc_now
+
+CLOCK_DRIFT_MAX: Final = dt.timedelta(hours=1)
+"""From which deviation on a clock is not believed to say what is old."""
+
+
+class TimeWatch:
+    """Compares the clock that records have with the machine's own, which nobody sets."""
+
+    def __init__(self) -> None:
+        """Take the clock of now for the right one."""
+        self._began = _clock_offset()
+
+    def is_steady(self) -> bool:
+        """Return whether the clock was set by `CLOCK_DRIFT_MAX` at most, all in all."""
+        return abs(_clock_offset() - self._began) <= CLOCK_DRIFT_MAX.total_seconds()
+
+
+def _clock_offset() -> float:
+    """Return the clock's distance from the time since the machine booted, in seconds."""
+    return utc_now().timestamp() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

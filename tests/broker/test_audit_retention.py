@@ -9,7 +9,7 @@ from google.protobuf import empty_pb2
 
 from broker.audit_logs import KEY, SMALL, Keeper, files, numbers, opened, records, verified
 from sealane.crypto.audit import GENESIS, Head, verify_log
-from sealane.daemon.broker import audit
+from sealane.daemon.broker import audit, audit_retention
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_retention import Retention, beginning_after
 from sealane.daemon.broker.audit_segments import Segment
@@ -281,4 +281,22 @@ async def test_start_removes_nothing_before_the_store_knows(tmp_path: Path) -> N
     assert files(tmp_path) == before
     await (await opened(tmp_path)).close()
     assert 0 not in numbers(tmp_path)
+    verified(tmp_path)
+
+
+@pytest.mark.parametrize("hours", [0, 9999, -2])
+async def test_clock_that_was_set_retires_nothing_by_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    log = await opened(tmp_path, SMALL, Retention(age=dt.timedelta(0)))
+    was_set = dt.timedelta(hours=hours)
+
+    def shifted() -> dt.datetime:
+        return dt.datetime.now(dt.UTC) + was_set
+
+    monkeypatch.setattr(audit, "utc_now", shifted)
+    monkeypatch.setattr(audit_retention, "utc_now", shifted)
+    await fill(log, 40)
+    assert (0 in numbers(tmp_path)) == (hours != 0)
+    await log.close()
     verified(tmp_path)
