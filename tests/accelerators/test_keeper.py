@@ -142,6 +142,20 @@ async def test_an_enable_whose_first_use_fails_changes_nothing(tmp_path: Path) -
         await made.source.wait_connections(0)
 
 
+async def test_an_enable_whose_first_use_fails_leaves_a_drained_card_drained(
+    tmp_path: Path,
+) -> None:
+    volume = Volume()
+    volume.is_refused = True
+    async with kept(tmp_path) as made:
+        made.keeper.add(volume.native)
+        made.calls.drain(LABEL)
+        await made.wait(CardState.DRAINED)
+        await _refused(made, "accelerator.unavailable")
+        await made.wait(CardState.DRAINED)
+        assert made.keeper.hold is Hold.DRAINED
+
+
 async def test_a_card_is_disabled_at_a_start_until_its_enable_has_succeeded(tmp_path: Path) -> None:
     volume = Volume()
     volume.seconds = 0.2
