@@ -25,11 +25,11 @@ from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.evidence.tpm2 import TPM2
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
 from sealane.crypto.roles import NODE_ROLES
-from sealane.daemon.broker.assembly import roots_of
 from sealane.daemon.config import load_config
 from sealane.daemon.node.evidence.choose import open_driver, open_sources
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
 from sealane.daemon.node.evidence.secondary import collect_all
+from sealane.daemon.runtime.certificate_files import read_certificates
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.third_party_evidence import load_verifier
 from sealane.errors import UsageError
@@ -189,7 +189,7 @@ def _table(values: Mapping[str, object]) -> str:
 
 
 def _roots(path: Path | None, option: str) -> tuple[x509.Certificate, ...]:
-    return () if path is None else tuple(roots_of(str(path), option))
+    return () if path is None else tuple(read_certificates(str(path), option))
 
 
 def add_verbs(verbs: Any) -> None:

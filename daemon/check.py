@@ -6,15 +6,13 @@ reported before anything is served, and always in the same words.
 
 from pathlib import Path
 
-from cryptography import x509
-
 from sealane.crypto.certificates import parse_anchor
 from sealane.daemon.config import Config, EnrolmentConfig, load_config
 from sealane.daemon.node.evidence.choose import check_driver
+from sealane.daemon.runtime.certificate_files import read_certificates
 from sealane.daemon.runtime.directories import JobsDirectory, check_directory, is_for_another
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.state_format import check_format
-from sealane.errors import UsageError
 
 
 def load_checked(path: Path) -> Config:
@@ -43,8 +41,8 @@ def check_start(config: Config) -> None:
         from sealane.daemon.broker.check import check_broker  # noqa: PLC0415
 
         check_broker(config.broker)
-    if config.traces is not None and config.traces.ca_file is not None:
-        _check_certificates(config.traces.ca_file, key="traces.ca_file")
+    if config.traces is not None:
+        read_certificates(config.traces.ca_file, "traces.ca_file")
     if config.enrolment is not None:
         _check_enrolment(config.enrolment, own_anchor=_own_anchor(config))
     if config.target is not None:
@@ -57,16 +55,6 @@ def check_start(config: Config) -> None:
         from sealane.daemon.gateway.check import check_gateway  # noqa: PLC0415
 
         check_gateway(config.gateway, config.enrolment)
-
-
-def _check_certificates(path: str, *, key: str) -> None:
-    pem = read_file(path, key=key)
-    try:
-        x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise UsageError(
-            "config.value", f"{key} {path}: no certificates; allowed: a file of them, in PEM"
-        ) from error
 
 
 def _own_anchor(config: Config) -> Path | None:

@@ -1,11 +1,8 @@
 """Assembles the verifier: policy in force, evidence verifiers, node records, service."""
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from cryptography import x509
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
 from sealane.crypto.attestation.verifier import Verifier
@@ -30,6 +27,7 @@ from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.verifier import Clocks, VerifierService
 from sealane.daemon.config import BrokerConfig
 from sealane.daemon.node.enrolment import key_digest
+from sealane.daemon.runtime.certificate_files import read_certificates
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
@@ -58,17 +56,6 @@ def find_verifier(evidence_type: str) -> EvidenceVerifier | None:
     except UsageError as error:
         get_logger().error("evidence_kind_refused", evidence=evidence_type, message=str(error))
         return None
-
-
-def roots_of(path: str | None, key: str) -> Sequence[x509.Certificate]:
-    """Read certificates in PEM from the file that the configuration key `key` names, if any."""
-    if path is None:
-        return ()
-    content = read_file(path, key=key)
-    try:
-        return x509.load_pem_x509_certificates(content)
-    except ValueError as error:
-        raise UsageError("config.value", f"{key} {path}: allowed: certificates in PEM") from error
 
 
 def check_policy_file(config: BrokerConfig) -> Policy:
@@ -117,8 +104,8 @@ async def open_verifier(
         evidence_verifiers=verifiers(
             Trusted(
                 collateral=collateral.current,
-                tpm_roots=roots_of(config.tpm_roots, "broker.tpm_roots"),
-                card_roots=roots_of(config.card_roots, "broker.card_roots"),
+                tpm_roots=read_certificates(config.tpm_roots, "broker.tpm_roots"),
+                card_roots=read_certificates(config.card_roots, "broker.card_roots"),
             )
         ),
         find=find_verifier,

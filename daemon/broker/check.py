@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from sealane.daemon.broker.assembly import check_policy_file, roots_of
+from sealane.daemon.broker.assembly import check_policy_file
 from sealane.daemon.broker.audit_forward import forward_tls
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.broker.kek import read_key
 from sealane.daemon.broker.opening import etcd_credentials
 from sealane.daemon.config import BrokerConfig, NextKeyConfig
+from sealane.daemon.runtime.certificate_files import read_certificates
 from sealane.daemon.runtime.files import read_secret
 
 
@@ -17,8 +18,8 @@ def check_broker(config: BrokerConfig) -> None:
     _check_key(config, "broker")
     if config.next_key is not None:
         _check_key(config.next_key, "broker.next_key")
-    roots_of(config.tpm_roots, "broker.tpm_roots")
-    roots_of(config.card_roots, "broker.card_roots")
+    read_certificates(config.tpm_roots, "broker.tpm_roots")
+    read_certificates(config.card_roots, "broker.card_roots")
     if config.etcd is not None:
         etcd_credentials(config.etcd)
     if config.audit_forward is not None:
