@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from sealane.daemon.broker.restore import Restore, broker_of, check_empty, fille
 from sealane.daemon.broker.restored import Accepted
 from sealane.daemon.config import load_config
 from sealane.daemon.runtime.directories import as_daemon, claimed_state
-from sealane.daemon.runtime.files import read_file, read_secret, sync_directory
+from sealane.daemon.runtime.files import new_file, read_file, read_secret
 from sealane.daemon.runtime.logs import set_up_logs
 from sealane.errors import UsageError
 from sealane.protocol.v1 import operator_pb2
@@ -103,20 +102,10 @@ def _outcome(restore: Restore) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a new file, which appears under its name only when it is whole and durable."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a new file; UsageError `broker.snapshot.unwritable`."""
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            # Unlike a rename, fails if the file exists.
-            path.hardlink_to(draft)
-        finally:
-            draft.unlink()
-        sync_directory(path.parent)
+        with new_file(path) as file:
+            yield file
     except OSError as error:
         raise UsageError("broker.snapshot.unwritable", f"{path}: {error.strerror}") from error
 

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sealane.daemon.runtime.credentials import (
     OWN_STORE,
@@ -147,24 +147,34 @@ def write_new(
     It belongs to us, or to the user and group `owner`.
     UsageError `key.unwritable` if it exists or can't be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                if owner is not None:
-                    os.fchown(descriptor, *owner)
-                os.fchmod(descriptor, mode)
-                file.flush()
-                os.fsync(descriptor)
-            # Unlike a rename, fails if the file exists.
-            path.hardlink_to(draft)
-        finally:
-            draft.unlink()
-        sync_directory(path.parent)
+        with new_file(path) as file:
+            file.write(content)
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
+            os.fchmod(file.fileno(), mode)
     except OSError as error:
         raise UsageError("key.unwritable", f"{path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a new file, only for its owner, which is there when it is whole and durable.
+
+    OSError if it exists or can't be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        # Unlike a rename, fails if the file exists.
+        path.hardlink_to(draft)
+    finally:
+        draft.unlink()
+    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
