@@ -10,15 +10,15 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sealane import _native
-from sealane.daemon.gateway.fail_over import MOVED, STANDBY, GroupMember
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.volume.engine_events import StorageEvent
-from sealane.daemon.volume.failures import ROLLED_BACK, UNFLUSHED_LOST
+from sealane.daemon.volume.failures import MOVED, ROLLED_BACK, STANDBY, UNFLUSHED_LOST
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
@@ -47,10 +47,6 @@ _TAKE_OVER_SECONDS: Final = 10.0
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
-    await call()
 
 
 class AssociationEpochs:
@@ -138,6 +134,8 @@ class QueueName:
     queue_id: int
 
 
+EndQueues = Callable[[], Coroutine[Any, Any, None]]
+"""Ends the queues of the volume's host, which may connect again."""
 _OWN: Final = QueueName(association_id=0, queue_id=1)
 """A queue that only takes over, without a host."""
 
@@ -228,7 +226,7 @@ class BackEnd:
         if self._is_alive.is_set():
             self._tasks.start(self._supply(name), name="back-end-supply")
 
-    async def stand_ready(self, end_queues: Callable[[], Awaitable[None]]) -> None:
+    async def stand_ready(self, end_queues: EndQueues) -> None:
         """Prepare for a connecting host: serve it if no other gateway does.
 
         Waits for a take-over in progress, so that the host's queue belongs to one term.
@@ -247,7 +245,7 @@ class BackEnd:
                 if error.reason != MOVED:
                     raise
 
-    def begin_take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
+    def begin_take_over(self, end_queues: EndQueues) -> None:
         """Take over from the serving gateway of the group, unless that is in progress.
 
         `end_queues` ends the host's queues first. Their commands came before this gateway served:
@@ -257,9 +255,7 @@ class BackEnd:
             self._is_take_over_due = True
             self._tasks.start(self._take_over(end_queues), name="back-end-take-over")
 
-    async def take_over(
-        self, end_queues: Callable[[], Awaitable[None]], *, accepts_loss: bool
-    ) -> None:
+    async def take_over(self, end_queues: EndQueues, *, accepts_loss: bool) -> None:
         """Take over from the serving gateway of the group, or raise what the target answered.
 
         `end_queues` as for `begin_take_over`.
@@ -284,9 +280,7 @@ class BackEnd:
         if self.member is not None and self.member.look is not None:
             await self.member.look()
 
-    async def _serve_next(
-        self, end_queues: Callable[[], Awaitable[None]], *, accepts_loss: bool
-    ) -> None:
+    async def _serve_next(self, end_queues: EndQueues, *, accepts_loss: bool) -> None:
         async with self._turn:
             if not self.is_standby or self.member is None:
                 return
@@ -431,7 +425,7 @@ class BackEnd:
         finally:
             self._is_confirming = False
 
-    async def _take_over(self, end_queues: Callable[[], Awaitable[None]]) -> None:
+    async def _take_over(self, end_queues: EndQueues) -> None:
         reported = ""
         give_up = time.monotonic() + _TAKE_OVER_SECONDS
         try:
@@ -473,7 +467,7 @@ class BackEnd:
             self._native.lose_association("another gateway has taken over")
             self.on_serving()
 
-    async def _reconnect(self, end_queues: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def _reconnect(self, end_queues: EndQueues | None = None) -> None:
         """Open every queue in a new association epoch; all of them or an error.
 
         With `end_queues`, open and close one of its own to take over, and end all others.
@@ -490,7 +484,7 @@ class BackEnd:
                 # What started before it served holds commands of an earlier term.
                 if self._queues:
                     self._queues.clear()
-                    self._tasks.start(_awaited(end_queues), name="back-end-end-queues")
+                    self._tasks.start(end_queues(), name="back-end-end-queues")
         # Queues may be added or removed in the meantime.
         while missing := [name for name, host in self._queues.items() if host is None]:
             prepared = await self._connect(missing[0])

@@ -2,14 +2,9 @@
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal
+from typing import Literal
 
 from sealane.crypto.queue import GroupClaim, group_name
-
-STANDBY: Final = "queue.standby"
-"""Reason id of a target that lets another gateway serve the group."""
-MOVED: Final = "queue.take_over.term"
-"""Reason id of a target at which the group is in a newer term than a take-over ends."""
 
 
 class GroupMember:

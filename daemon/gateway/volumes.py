@@ -32,7 +32,7 @@ from sealane.daemon.gateway.back_ends import (
 )
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import Gateway
-from sealane.daemon.gateway.fail_over import STANDBY, GroupMember
+from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.filling import Fillings, volume_key
 from sealane.daemon.gateway.last_flush import LEAVE_SECONDS
 from sealane.daemon.gateway.leases import LeaseCache, Taken
@@ -47,6 +47,7 @@ from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, Event, EventLog
+from sealane.daemon.volume.failures import STANDBY
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import VolumeMode
 from sealane.protocol.nvme.authentication import HostSecret

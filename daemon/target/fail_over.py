@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from sealane.crypto.queue import GROUP_BYTES, GroupClaim
 from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.volume.failures import MOVED, STANDBY
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import storage_pb2
@@ -28,10 +29,8 @@ GROUPS_MAX: Final = 8
 """Groups of one volume and tenant: hosts that gateways of the tenant fail over for."""
 TAKE_OVER_SECONDS_MIN: Final = 5.0
 """Shortest time between two take-overs of a group by different gateways."""
-STANDBY: Final = "queue.standby"
 UNFLUSHED: Final = "queue.take_over.unflushed"
 EARLY: Final = "queue.take_over.early"
-MOVED: Final = "queue.take_over.term"
 PENDING: Final = "queue.take_over.pending"
 
 Key = tuple[str, bytes]

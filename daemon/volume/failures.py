@@ -1,4 +1,4 @@
-"""Reason ids of volumes that fail at their gateway."""
+"""Reason ids of a target after which a gateway does something else with the volume."""
 
 from typing import Final
 
@@ -7,3 +7,9 @@ ROLLED_BACK: Final = "volume.rolled_back"
 
 UNFLUSHED_LOST: Final = "volume.unflushed_lost"
 """Acknowledged, unflushed writes were lost: the gateway's process ended, then the target's."""
+
+STANDBY: Final = "queue.standby"
+"""Another gateway serves the volume's fail-over group, or nobody does."""
+
+MOVED: Final = "queue.take_over.term"
+"""The fail-over group is in a newer term than a take-over ends."""
