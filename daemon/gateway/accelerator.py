@@ -87,7 +87,6 @@ class CardKeeper:
         self._volumes: set[_native.GatewayVolume] = set()
         self._changed = asyncio.Event()
         self._decided = asyncio.Event()
-        self._used = asyncio.Event()
         self._released = asyncio.Event()
         self._released.set()
         self._settled = asyncio.Event()
@@ -106,7 +105,7 @@ class CardKeeper:
     def state(self) -> CardState:
         """State of the card."""
         if self._hold is Hold.NONE:
-            return CardState.IN_USE if self._used.is_set() else CardState.NOT_IN_USE
+            return CardState.NOT_IN_USE if self.card is None else CardState.IN_USE
         ending, ended = _HELD[self._hold]
         return ended if self._released.is_set() else ending
 
@@ -238,7 +237,6 @@ class CardKeeper:
             except (OSError, Error) as error:
                 self._report(error)
             finally:
-                self._used.clear()
                 self.card = None
                 await self._give(None)
                 self._released.set()
@@ -264,7 +262,6 @@ class CardKeeper:
             return
         self._card_id = self.card_id
         self.card = card
-        self._used.set()
         self.failure = None
         await self._report_health(True)
         get_logger().info(
