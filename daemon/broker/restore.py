@@ -168,13 +168,14 @@ async def _fill(store: Store, restore: Restore) -> None:
     """Put all records; the authority and the state record last."""
     last = {AUTHORITY_KEY: restore.revision.entries[AUTHORITY_KEY], STATE_KEY: restore.state_record}
     batch: dict[str, bytes] = {}
+    size = 0
     for key, value in restore.revision.entries.items():
         if key == AUTHORITY_KEY:
             continue
-        size = sum(map(len, batch.values())) + len(value)
+        size += len(value)
         if len(batch) == COMMIT_CHANGES_MAX or size > COMMIT_BYTES_MAX:
             await _put(store, batch)
-            batch = {}
+            batch, size = {}, len(value)
         batch[key] = value
     if batch:
         await _put(store, batch)
