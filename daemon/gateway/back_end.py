@@ -19,7 +19,7 @@ from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.failures import MOVED, ROLLED_BACK, STANDBY, UNFLUSHED_LOST
-from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.errors import Error, UnavailableError, VerificationError, reason_of
 from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
     IN_CAPSULE_BYTES,
@@ -376,7 +376,7 @@ class BackEnd:
                 async with self._turn:
                     await self._reconnect()
             except (Error, TimeoutError, OSError) as error:
-                reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                reason = reason_of(error, otherwise="connection.timeout")
                 if reason == STANDBY:
                     return
                 if reason in FATAL:
@@ -419,7 +419,7 @@ class BackEnd:
                 finally:
                     member.is_confirming = False
         except (Error, TimeoutError, OSError) as error:
-            reason = error.reason if isinstance(error, Error) else "connection.timeout"
+            reason = reason_of(error, otherwise="connection.timeout")
             self._report(StorageEvent(kind="take_over_delayed", reason=reason, detail=str(error)))
             await self._sleep(RETRY_SECONDS_MAX)
         finally:
@@ -436,7 +436,7 @@ class BackEnd:
                         await self._look()
                         await self._serve_next(end_queues, accepts_loss=False)
                     except (Error, TimeoutError, OSError) as error:
-                        reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                        reason = reason_of(error, otherwise="connection.timeout")
                         if reason != reported:
                             reported = reason
                             self._report(

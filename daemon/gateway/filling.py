@@ -21,7 +21,7 @@ from sealane.daemon.gateway.leases import LeaseCache
 from sealane.daemon.gateway.supply import released_keys
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import EventLog
-from sealane.errors import Error
+from sealane.errors import Error, reason_of
 from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner
@@ -116,7 +116,7 @@ class Fillings:
                     if await self._fill(volume_id, filling):
                         return
                 except (Error, OSError, TimeoutError) as error:
-                    reason = error.reason if isinstance(error, Error) else "connection.lost"
+                    reason = reason_of(error, otherwise="connection.lost")
                     if reason == "volume.not_found":
                         return
                     if reason != reported:

@@ -13,7 +13,7 @@ from typing import Final
 from sealane.daemon.gateway.attachments import AttachmentFiles, SealedAttachment
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.volume.events import EventLog
-from sealane.errors import Error, VerificationError
+from sealane.errors import Error, VerificationError, reason_of
 from sealane.transport.tasks import TaskOwner
 
 REATTACHED_AT_ONCE_MAX: Final = 16
@@ -90,7 +90,7 @@ class Reattaching:
                         continue
                     await self._reattach(kept)
             except (Error, OSError, TimeoutError) as error:
-                reason = error.reason if isinstance(error, Error) else "connection.lost"
+                reason = reason_of(error, otherwise="connection.lost")
                 if _is_final(error):
                     break
                 if reason != reported:

@@ -48,7 +48,7 @@ from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, Event, EventLog
 from sealane.daemon.volume.failures import STANDBY
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError, reason_of
 from sealane.protocol.kinds import VolumeMode
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
@@ -594,7 +594,7 @@ class VolumeService:
                 finally:
                     self._returning.start([kept])
         except (Error, OSError) as error:
-            reason = error.reason if isinstance(error, Error) else "connection.lost"
+            reason = reason_of(error, otherwise="connection.lost")
             get_logger().error("stand_by_incomplete", volume_id=volume_id, reason=reason)
 
     def _counters(
@@ -669,7 +669,7 @@ class VolumeService:
         try:
             await attached.port.back_end.release()
         except (Error, TimeoutError, OSError) as error:
-            reason = error.reason if isinstance(error, Error) else "connection.lost"
+            reason = reason_of(error, otherwise="connection.lost")
             get_logger().warning("fail_over_not_released", volume_id=volume_id, reason=reason)
 
     async def _leave(self, volume_id: str) -> None:

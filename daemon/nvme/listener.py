@@ -37,6 +37,7 @@ from sealane.errors import (
     UnavailableError,
     UsageError,
     VerificationError,
+    reason_of,
 )
 from sealane.protocol.nvme.admin import AdminController
 from sealane.protocol.nvme.connect import Connect
@@ -530,6 +531,6 @@ class Listener:
 def _as_refusal(error: Error | TimeoutError) -> ConnectRefusedError:
     if isinstance(error, ConnectRefusedError):
         return error
-    reason: Reason = error.reason if isinstance(error, Error) else "connect.timeout"
+    reason = reason_of(error, otherwise="connect.timeout")
     detail = str(error.args[0]) if error.args else "preparing the queue took too long"
     return ConnectRefusedError(reason, detail, status=Status.CONNECT_BUSY)

@@ -54,6 +54,11 @@ class Error(Exception):
         return _restored, (type(self), self.args[0], self.__dict__)
 
 
+def reason_of(error: BaseException, *, otherwise: Reason) -> Reason:
+    """Return the reason id of an error, or `otherwise` of one that isn't Sealane's."""
+    return error.reason if isinstance(error, Error) else otherwise
+
+
 def _restored(kind: type[Error], message: str, attributes: dict[str, Any]) -> Error:
     error = kind.__new__(kind, message)
     error.__dict__.update(attributes)
