@@ -2,14 +2,15 @@
 
 import asyncio
 import secrets
+from collections.abc import Callable
 
 from patience import PATIENCE_SECONDS
-from sealane.client import Client
+from sealane.client import Client, Volume
 from sealane.daemon.gateway.data_path import AttachedVolume
 from sealane.errors import UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.initiator import HostController
+from sealane.transport.nvme.initiator import ControllerEvent, HostController
 
 
 def new_secret() -> HostSecret:
@@ -26,6 +27,25 @@ def host_of(attached: AttachedVolume, host_nqn: str) -> HostController:
         subsystem_nqn=export.subsystem_nqn,
         host_nqn=host_nqn,
         credentials=Credentials(secret=attached.secret),
+    )
+
+
+def host_at(
+    volume: Volume,
+    host_nqn: str,
+    *,
+    events: Callable[[ControllerEvent], None] | None = None,
+) -> HostController:
+    """Return the host of a volume that was attached by a client, not connected yet."""
+    at = volume.attachment
+    assert at is not None
+    return HostController(
+        traddr=at.traddr,
+        trsvcid=at.trsvcid,
+        subsystem_nqn=at.subsystem_nqn,
+        host_nqn=host_nqn,
+        credentials=Credentials(secret=HostSecret.parse(at.dhchap_secret)),
+        events=events,
     )
 
 

@@ -16,14 +16,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attached_hosts import host_at
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
 from sealane.client import Client, Volume, connect
 from sealane.daemon.gateway.drain import SETTLE_SECONDS
 from sealane.errors import Error
-from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.constants import AnaState
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import ControllerEvent, EventKind, HostController
 
@@ -125,16 +124,7 @@ async def attached(client: Client) -> AsyncIterator[Volume]:
 def host_of(
     volume: Volume, events: Callable[[ControllerEvent], None] | None = None
 ) -> HostController:
-    at = volume.attachment
-    assert at is not None
-    return HostController(
-        traddr=at.traddr,
-        trsvcid=at.trsvcid,
-        subsystem_nqn=at.subsystem_nqn,
-        host_nqn=HOST,
-        credentials=Credentials(secret=HostSecret.parse(at.dhchap_secret)),
-        events=events,
-    )
+    return host_at(volume, HOST, events=events)
 
 
 def plain_host(target: Daemon) -> HostController:

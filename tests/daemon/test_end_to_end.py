@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
+from attached_hosts import host_at
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
 from ports import choose_ports
 from sealane.cli.demo.adversary import DiskAdversary
 from sealane.client import Volume, connect
 from sealane.errors import UsageError
-from sealane.protocol.nvme.authentication import HostSecret
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 
 pytestmark = pytest.mark.slow
@@ -74,14 +73,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _host(volume: Volume, *, host_nqn: str = HOST) -> HostController:
-    assert volume.attachment is not None
-    return HostController(
-        traddr=volume.attachment.traddr,
-        trsvcid=volume.attachment.trsvcid,
-        subsystem_nqn=volume.attachment.subsystem_nqn,
-        host_nqn=host_nqn,
-        credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
-    )
+    return host_at(volume, host_nqn)
 
 
 async def test_a_broker_lists_the_volumes_of_all_tenants(cluster: Cluster) -> None:

@@ -12,15 +12,14 @@ from functools import partial
 
 import pytest
 
+from attached_hosts import host_at
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
 from sealane.client import Client, Volume, connect
 from sealane.daemon.target.fail_over import TAKE_OVER_SECONDS_MIN
 from sealane.errors import Error
-from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.constants import AnaState
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 from stopped import frozen
 
@@ -75,15 +74,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def host_of(volume: Volume) -> HostController:
-    at = volume.attachment
-    assert at is not None
-    return HostController(
-        traddr=at.traddr,
-        trsvcid=at.trsvcid,
-        subsystem_nqn=at.subsystem_nqn,
-        host_nqn=HOST,
-        credentials=Credentials(secret=HostSecret.parse(at.dhchap_secret)),
-    )
+    return host_at(volume, HOST)
 
 
 async def state_at(client: Client, volume: Volume) -> str:

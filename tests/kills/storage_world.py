@@ -9,14 +9,13 @@ from pathlib import Path
 
 import grpc
 
+from attached_hosts import host_at
 from control_plane import Daemon, Site, short_directory
 from kills.history import History
 from kills.restarts import start_in_place
 from sealane.client import Volume, connect
 from sealane.errors import Error, UsageError
-from sealane.protocol.nvme.authentication import HostSecret
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
+from sealane.transport.nvme.initiator import NvmeStatusError, VolumeQueue
 from software_tpm import software_tpm
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
@@ -162,14 +161,7 @@ class Tenant:
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[VolumeQueue]:
         volume = await self._attached()
-        assert volume.attachment is not None
-        host = HostController(
-            traddr=volume.attachment.traddr,
-            trsvcid=volume.attachment.trsvcid,
-            subsystem_nqn=volume.attachment.subsystem_nqn,
-            host_nqn=HOST,
-            credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
-        )
+        host = host_at(volume, HOST)
         async with bounded("connecting"):
             await host.connect()
         try:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import grpc
 
+from attached_hosts import host_at
 from control_plane import Daemon, Site, short_directory
 from etcd_server import Cluster, etcd_cluster
 from kills.restarts import start_in_place
 from sealane.client import connect
 from sealane.errors import Error
-from sealane.protocol.nvme.authentication import HostSecret
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.initiator import HostController, NvmeStatusError
+from sealane.transport.nvme.initiator import NvmeStatusError
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
 BLOCK = 4096
@@ -79,14 +78,7 @@ class World:
             if volume.state == "attached":
                 await client.volumes.detach(volume.name)
             volume = await client.volumes.attach(volume.name, host_nqn=HOST)
-            assert volume.attachment is not None
-            host = HostController(
-                traddr=volume.attachment.traddr,
-                trsvcid=volume.attachment.trsvcid,
-                subsystem_nqn=volume.attachment.subsystem_nqn,
-                host_nqn=HOST,
-                credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
-            )
+            host = host_at(volume, HOST)
             async with host:
                 await host.request_queues(1)
                 queue = await host.open_queue(1)

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from attached_hosts import host_at
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane import __version__
 from sealane.client import Volume, connect
 from sealane.daemon.node import channels
 from sealane.errors import Error
-from sealane.protocol.nvme.authentication import HostSecret
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from trust.relay import Relay
 
@@ -92,14 +91,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def host_of(volume: Volume) -> HostController:
-    assert volume.attachment is not None
-    return HostController(
-        traddr=volume.attachment.traddr,
-        trsvcid=volume.attachment.trsvcid,
-        subsystem_nqn=volume.attachment.subsystem_nqn,
-        host_nqn=HOST,
-        credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
-    )
+    return host_at(volume, HOST)
 
 
 @dataclass

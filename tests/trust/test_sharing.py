@@ -13,7 +13,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from attached_hosts import host_of, new_secret
+from attached_hosts import host_at, host_of, new_secret
 from attacks.disk import read_slot
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
@@ -27,11 +27,9 @@ from sealane.daemon.gateway.filling import volume_key
 from sealane.daemon.gateway.supply import released_keys
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.errors import Error, UsageError, VerificationError
-from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.constants import Status
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from sealane.transport.nvme.volume_queue import VolumeQueue
 from trust.insider import Insider, insider
@@ -136,14 +134,7 @@ def _ctl(node: Daemon, *arguments: str) -> dict[str, object]:
 
 @contextlib.asynccontextmanager
 async def _host(volume: Volume) -> AsyncIterator[HostController]:
-    assert volume.attachment is not None
-    async with HostController(
-        traddr=volume.attachment.traddr,
-        trsvcid=volume.attachment.trsvcid,
-        subsystem_nqn=volume.attachment.subsystem_nqn,
-        host_nqn=HOST,
-        credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
-    ) as host:
+    async with host_at(volume, HOST) as host:
         await host.request_queues(1)
         yield host
 
