@@ -47,9 +47,13 @@ def main_thread_stopped(process_id: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen(process_id: int) -> Iterator[None]:
-    """Stop every thread of a process until the end of the block."""
+    """Stop every thread of a child process until the end of the block.
+
+    The block begins once each of them has stopped: on a busy machine some go on for a while.
+    """
     os.kill(process_id, signal.SIGSTOP)
     try:
+        os.waitid(os.P_PID, process_id, os.WSTOPPED)
         yield
     finally:
         os.kill(process_id, signal.SIGCONT)

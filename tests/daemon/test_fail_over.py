@@ -202,6 +202,7 @@ async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair
         # In the frozen gateway's socket: it will carry them out when it is let go on.
         late = asyncio.ensure_future(write_all(queue, versions[1]))
         await asyncio.sleep(0.5)
+        assert not late.done()
         began = time.monotonic()
         await second.write(versions[1])
         took = time.monotonic() - began
