@@ -190,6 +190,31 @@ bench-sessions: build ## cost of a session's packet compared with TLS over TCP a
 bench-verbs: deb ## sessions over UDP and over queue pairs, in one guest with soft-RoCE (10 minutes)
 	SEALANE_DEB="$$(echo dist/sealane_*.deb)" PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.verbs $(ARGS)
 
+CRYPTODEV := build/cryptodev.so
+
+# DPDK's headers have warnings of their own. Parts of its interface are "experimental" in 22.11.
+$(CRYPTODEV): native/dpu/drivers/cryptodev.c native/dpu/include/sealane_driver.h
+	pkg-config --exists libdpdk || { echo "no libdpdk-dev: make packages installs it" >&2; exit 1; }
+	mkdir -p build
+	$(CC) -std=gnu11 -O2 -shared -fPIC -Wall -Wextra -Werror -DALLOW_EXPERIMENTAL_API \
+	  $$(pkg-config --cflags libdpdk | sed 's/-I/-isystem /g') -Inative/dpu/include $< \
+	  $$(pkg-config --libs libdpdk) -o $@
+
+.PHONY: cryptodev
+cryptodev: $(CRYPTODEV) ## driver of DPDK's crypto devices for sealane-dpu
+
+.PHONY: test-accelerators
+test-accelerators: export SEALANE_CRYPTODEV = $(CURDIR)/$(CRYPTODEV)
+test-accelerators: build $(CRYPTODEV) ## conformance and faults: processor, emulated card, DPDK's crypto devices
+	cd native && cargo test --locked --quiet --package sealane-dpu -- --include-ignored
+	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) tests/accelerators $(ARGS)
+
+.PHONY: bench-offload
+bench-offload: export SEALANE_CRYPTODEV = $(CURDIR)/$(CRYPTODEV)
+bench-offload: build $(CRYPTODEV) ## cost and latency of sectors sealed by cards, in batches of 1 to 64 (3 minutes)
+	cd native && cargo build --locked --release --quiet --package sealane-dpu --example cost
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.offload $(ARGS)
+
 .PHONY: bench-kernels
 bench-kernels: build ## sealing and erasure coding compared with ISA-L and other libraries, one core
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)

@@ -148,7 +148,12 @@ accepted_tier = "warning"
 
 
 def write_policy(
-    site: Site, hardware_id: str, *, knows: bool = True, flags: str = "{ protected_bus = false }"
+    site: Site,
+    hardware_id: str,
+    *,
+    knows: bool = True,
+    flags: str = "{ protected_bus = false }",
+    product: str = PROFILE,
 ) -> None:
     """Write a policy whose gateway has the card; with `knows`, it has values for cards."""
     path = site.write_policy({"s": ["target"], "g": ["gateway"]})
@@ -157,20 +162,29 @@ def write_policy(
         text = text.replace(
             'roles = ["gateway"]\n', f'roles = ["gateway"]\ndevices = ["{hardware_id}"]\n'
         )
-        text += POLICY.format(product=PROFILE, flags=flags)
+        text += POLICY.format(product=product, flags=flags)
     path.write_text(text)
 
 
 @contextlib.contextmanager
 def world(
-    root: Path, *, knows: bool = True, flags: str = "{ protected_bus = false }"
+    root: Path,
+    *,
+    knows: bool = True,
+    flags: str = "{ protected_bus = false }",
+    product: str = PROFILE,
+    options: Sequence[str] = (),
 ) -> Iterator[World]:
-    """Run broker, target and gateway, attested with a card that then went away."""
+    """Run broker, target and gateway, attested with a card that then went away.
+
+    The card is a `product` with these `options`.
+    """
     with contextlib.ExitStack() as stack:
         site, maker = Site(root), Maker(root / "maker")
         identity, hardware_id = maker.card("1")
+        identity += options
         socket = root / "card"
-        write_policy(site, hardware_id, knows=knows, flags=flags)
+        write_policy(site, hardware_id, knows=knows, flags=flags, product=product)
         broker_path = site.broker_config()
         broker_path.write_text(broker_path.read_text() + f'card_roots = "{maker.path}"\n')
         broker = stack.enter_context(daemon(broker_path))

@@ -1,18 +1,20 @@
-//! An emulated accelerator card, for trying and testing what uses one. It seals, and it misbehaves
-//! on request. It protects nothing: its keys lie in the memory of an ordinary process.
+//! An accelerator card, for those who have none: emulated, or a device that a driver knows. The
+//! emulated one seals, and misbehaves on request. It protects nothing: its keys lie in the memory of
+//! an ordinary process.
 
+mod driver;
+mod emulated;
+mod engine;
 mod faults;
 mod identity;
-mod queue;
+mod rings;
 
-use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,12 +26,15 @@ use rustix::net::{
 use sealane_engine::accelerator::wire::{
     Answer, MESSAGE_BYTES_MAX, Operation, QUEUE_DESCRIPTORS, VERSION, Welcome,
 };
-use sealane_proto::aead::{AeadKey, KEY_BYTES, Secret};
+use sealane_proto::aead::{KEY_BYTES, Secret};
 use zerocopy::IntoBytes;
 
+use crate::driver::Driver;
+use crate::emulated::Emulated;
+use crate::engine::{Daemon, Engine, Limits, Owners, QueueNumber};
 use crate::faults::{Chance, Faults};
 use crate::identity::Identity;
-use crate::queue::CardQueue;
+use crate::rings::Rings;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Profile {
@@ -42,26 +47,34 @@ enum Profile {
 }
 
 impl Profile {
-    fn limits(self) -> (&'static str, u16, u16) {
-        match self {
+    fn limits(self) -> Limits {
+        let (product, depth, keys) = match self {
             Self::Bf3Doca => ("bf3-doca", 512, 128),
             Self::Bf3Dpdk => ("bf3-dpdk", 128, 64),
             Self::Tiny => ("tiny", 4, 1),
-        }
+        };
+        Limits { product: product.into(), depth, keys, aad_bytes_max: 64 }
     }
 }
 
-/// An emulated accelerator card for Sealane. For development only: it protects nothing.
+/// An accelerator card for Sealane: an emulated one, or the device of a driver. The emulated card is
+/// for development only: it protects nothing.
 #[derive(Debug, Parser)]
 #[command(name = "sealane-dpu", version)]
 struct Arguments {
     /// Unix socket (SEQPACKET) to listen on; one that is there is replaced.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Drive a device: a shared object, as docs/operate/accelerators.md describes.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["profile", "faults", "seed"])]
+    driver: Option<PathBuf>,
+    /// Argument for the driver; may be given several times.
+    #[arg(long, value_name = "ARGUMENT", requires = "driver", allow_hyphen_values = true)]
+    driver_argument: Vec<String>,
     /// Limits to have.
     #[arg(long, value_enum, default_value = "bf3-dpdk")]
     profile: Profile,
-    /// Hold this many keys, instead of the profile's number.
+    /// Hold this many keys at most, instead of as many as there is room for.
     #[arg(long, value_name = "NUMBER")]
     keys: Option<u16>,
     /// Do a share of the jobs wrong, such as `lost=0.01`; may be given several times.
@@ -94,25 +107,22 @@ fn main() -> ExitCode {
 
 enum Never {}
 
-/// Number of a daemon's connection.
-type Daemon = u64;
-
 enum Role {
     /// Nothing was asked yet.
     New,
-    /// A daemon's requests, and its keys by slot.
-    Device { daemon: Daemon, keys: HashMap<u16, AeadKey> },
+    /// A daemon's requests.
+    Device(Daemon),
     /// A queue's doorbell.
-    Queue { daemon: Daemon, queue: Box<CardQueue> },
+    Queue(Daemon, QueueNumber),
 }
 
 struct Card {
-    /// Name of the profile, jobs of a queue, keys.
-    limits: (&'static str, u16, u16),
+    engine: Box<dyn Engine>,
+    key_places: u16,
     identity: Option<Identity>,
-    faults: Faults,
-    ledger: Option<File>,
-    daemons: Daemon,
+    /// Daemons and queues so far.
+    numbers: u64,
+    owners: Owners,
     peers: Vec<(OwnedFd, Role)>,
 }
 
@@ -134,18 +144,24 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
         (Some(key), Some(certificates)) => Some(Identity::read(key, certificates)?),
         _ => None,
     };
-    let (profile, depth, keys) = arguments.profile.limits();
-    let keys = arguments.keys.unwrap_or(keys);
+    let engine: Box<dyn Engine> = if let Some(path) = &arguments.driver {
+        Box::new(Driver::start(path, &arguments.driver_argument, ledger)?)
+    } else {
+        let faults = Faults::new(&arguments.faults, arguments.seed);
+        Box::new(Emulated::new(arguments.profile.limits(), faults, ledger))
+    };
+    let Limits { product, depth, keys, .. } = engine.limits().clone();
+    let keys = arguments.keys.unwrap_or(keys).min(keys);
     let mut card = Card {
-        limits: (profile, depth, keys),
+        engine,
+        key_places: keys,
         identity,
-        faults: Faults::new(&arguments.faults, arguments.seed),
-        ledger,
-        daemons: 0,
+        numbers: 0,
+        owners: Owners::new(),
         peers: Vec::new(),
     };
     let mut out = io::stdout();
-    writeln!(out, "ready: {profile}, {depth} jobs a queue, {keys} keys, seed {}", arguments.seed)?;
+    writeln!(out, "ready: {product}, {depth} jobs a queue, {keys} keys, seed {}", arguments.seed)?;
     out.flush()?;
     loop {
         let ready = card.wait(&listener)?;
@@ -153,7 +169,7 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
         let heard = ready.iter().skip(1).enumerate().filter(|(_, is_ready)| **is_ready);
         let gone: Vec<usize> =
             heard.map(|(index, _)| index).filter(|index| card.hear(*index).is_err()).collect();
-        card.work()?;
+        card.engine.work(&card.owners)?;
         card.drop_peers(&gone);
         if ready[0] {
             let socket = accept_with(&listener, SocketFlags::CLOEXEC)?;
@@ -163,28 +179,34 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
 }
 
 impl Card {
-    /// Drops peers that are gone, and the queues of daemons that are.
+    /// Drops peers that are gone, and the queues and keys of daemons that are.
     fn drop_peers(&mut self, gone: &[usize]) {
         let mut places = 0..;
-        self.peers.retain(|_| places.next().is_some_and(|place| !gone.contains(&place)));
-        let is_device = |(_, role): &(OwnedFd, Role)| match role {
-            Role::Device { daemon, .. } => Some(*daemon),
-            _ => None,
-        };
-        let daemons: Vec<Daemon> = self.peers.iter().filter_map(is_device).collect();
-        self.peers.retain(|(_, role)| match role {
-            Role::Queue { daemon, .. } => daemons.contains(daemon),
-            _ => true,
-        });
+        let is_gone =
+            |_: &mut (OwnedFd, Role)| places.next().is_some_and(|place| gone.contains(&place));
+        let mut left: Vec<Role> =
+            self.peers.extract_if(.., is_gone).map(|(_, role)| role).collect();
+        let daemons: Vec<Daemon> = left
+            .iter()
+            .filter_map(|role| if let Role::Device(daemon) = role { Some(*daemon) } else { None })
+            .collect();
+        let orphans = self.peers.extract_if(
+            ..,
+            |(_, role)| matches!(role, Role::Queue(daemon, _) if daemons.contains(daemon)),
+        );
+        left.extend(orphans.map(|(_, role)| role));
+        for role in left {
+            if let Role::Queue(_, number) = role {
+                self.engine.close(number);
+            }
+        }
+        for (place, _) in self.owners.extract_if(|_, daemon| daemons.contains(daemon)) {
+            self.engine.unload(place);
+        }
     }
 
     fn wait(&self, listener: &OwnedFd) -> io::Result<Vec<bool>> {
-        let times = self.peers.iter().filter_map(|(_, role)| match role {
-            Role::Queue { queue, .. } => queue.next_time(),
-            _ => None,
-        });
-        let left = times.min().map(|time| time.saturating_duration_since(Instant::now()));
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let timeout = self.engine.wait().and_then(|left| Timespec::try_from(left).ok());
         let mut polled = vec![PollFd::new(listener, PollFlags::IN)];
         polled.extend(self.peers.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
         match poll(&mut polled, timeout.as_ref()) {
@@ -218,7 +240,7 @@ impl Card {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         message.truncate(got.bytes);
-        if matches!(self.peers[index].1, Role::Queue { .. }) {
+        if matches!(self.peers[index].1, Role::Queue(..)) {
             // A doorbell.
             return Ok(());
         }
@@ -247,48 +269,47 @@ impl Card {
         payload: &[u8],
         descriptors: Vec<OwnedFd>,
     ) -> (Answer, Vec<u8>) {
-        let (profile, depth, key_slots) = self.limits;
+        let Limits { product, depth, aad_bytes_max, .. } = self.engine.limits().clone();
         let refused = (Answer::Refused, Vec::new());
-        let loaded: usize = self
-            .peers
-            .iter()
-            .map(|(_, role)| if let Role::Device { keys, .. } = role { keys.len() } else { 0 })
-            .sum();
         match (operation, &mut self.peers[index].1) {
             (Some(Operation::Hello), role @ Role::New) => {
-                self.daemons += 1;
-                *role = Role::Device { daemon: self.daemons, keys: HashMap::new() };
+                self.numbers += 1;
+                *role = Role::Device(self.numbers);
                 let mut welcome = Welcome {
                     version: VERSION.into(),
                     depth: depth.into(),
-                    key_slots: key_slots.into(),
-                    aad_bytes_max: 64.into(),
+                    key_slots: self.key_places.into(),
+                    aad_bytes_max: aad_bytes_max.into(),
                     has_protected_bus: 0.into(),
                     profile: [0; 20],
                 };
-                welcome.profile[..profile.len()].copy_from_slice(profile.as_bytes());
+                welcome.profile[..product.len()].copy_from_slice(product.as_bytes());
                 (Answer::Done, welcome.as_bytes().to_vec())
             }
-            (Some(Operation::Evidence), Role::Device { .. }) => {
+            (Some(Operation::Evidence), Role::Device(_)) => {
                 let statement = self.identity.as_ref().zip(payload.try_into().ok());
-                let evidence = statement.and_then(|(own, nonce)| own.evidence(nonce, profile));
+                let evidence = statement.and_then(|(own, nonce)| own.evidence(nonce, &product));
                 evidence.map_or(refused, |evidence| (Answer::Done, evidence))
             }
-            (Some(Operation::Load), Role::Device { keys, .. }) => {
+            (Some(Operation::Load), Role::Device(daemon)) => {
                 let Ok(mut key) = <[u8; KEY_BYTES]>::try_from(payload) else { return refused };
-                let free = (0..key_slots).find(|slot| !keys.contains_key(slot));
-                let Some(slot) = free.filter(|_| loaded < usize::from(key_slots)) else {
+                let secret = Secret::take(&mut key);
+                let free = (0..self.key_places).find(|place| !self.owners.contains_key(place));
+                let Some(place) = free.filter(|place| self.engine.load(*place, &secret)) else {
                     return (Answer::Full, Vec::new());
                 };
-                keys.insert(slot, AeadKey::new(&Secret::take(&mut key)));
-                (Answer::Done, slot.to_le_bytes().to_vec())
+                self.owners.insert(place, *daemon);
+                (Answer::Done, place.to_le_bytes().to_vec())
             }
-            (Some(Operation::Unload), Role::Device { keys, .. }) => {
-                let Ok(slot) = payload.try_into() else { return refused };
-                keys.remove(&u16::from_le_bytes(slot));
+            (Some(Operation::Unload), Role::Device(daemon)) => {
+                let Ok(place) = payload.try_into().map(u16::from_le_bytes) else { return refused };
+                if self.owners.get(&place) == Some(daemon) {
+                    self.owners.remove(&place);
+                    self.engine.unload(place);
+                }
                 (Answer::Done, Vec::new())
             }
-            (Some(Operation::Open), Role::Device { daemon, .. }) => {
+            (Some(Operation::Open), Role::Device(daemon)) => {
                 let daemon = *daemon;
                 let asked = payload.try_into().map(u16::from_le_bytes).unwrap_or_default();
                 let Ok([arena, submissions, completions, bell, doorbell]) =
@@ -297,31 +318,18 @@ impl Card {
                     return refused;
                 };
                 let memory = [arena, submissions, completions, bell];
-                let queue = Some(memory).filter(|_| asked <= depth);
-                let Some(queue) = queue.and_then(|memory| CardQueue::open(asked, memory)) else {
+                let rings = Some(memory).filter(|_| asked <= depth);
+                let Some(rings) = rings.and_then(|memory| Rings::open(asked, memory)) else {
                     return refused;
                 };
-                self.peers.push((doorbell, Role::Queue { daemon, queue: Box::new(queue) }));
+                self.numbers += 1;
+                if !self.engine.open(self.numbers, daemon, rings) {
+                    return (Answer::Full, Vec::new());
+                }
+                self.peers.push((doorbell, Role::Queue(daemon, self.numbers)));
                 (Answer::Done, Vec::new())
             }
             _ => refused,
         }
-    }
-
-    fn work(&mut self) -> io::Result<()> {
-        let Self { faults, ledger, peers, .. } = self;
-        let (mut queues, others): (Vec<_>, Vec<_>) = peers
-            .iter_mut()
-            .map(|(_, role)| role)
-            .partition(|role| matches!(role, Role::Queue { .. }));
-        for role in &mut queues {
-            let Role::Queue { daemon, queue } = role else { continue };
-            let keys = others.iter().find_map(|other| match other {
-                Role::Device { daemon: known, keys } if known == daemon => Some(keys),
-                _ => None,
-            });
-            queue.work(keys, faults, ledger)?;
-        }
-        Ok(())
     }
 }

@@ -1,0 +1,1 @@
+"""Sectors sealed by accelerators compared with those that the processor seals."""
