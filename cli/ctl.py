@@ -20,6 +20,7 @@ from sealane.client import (
     Client,
     NodeStatus,
     SpaceStatus,
+    TargetStatus,
     connect,
 )
 from sealane.client.connection import DEFAULT_SOCKET
@@ -148,6 +149,15 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
     rows["started"] = status.started
     if status.drain not in {"", "serving"}:
         rows["drain"] = f"{status.drain} (sealanectl node status)"
+    wrong = [target for target in status.targets if target.state in {"away", "unhealthy"}]
+    if wrong:
+        named = "; ".join(
+            f"target {target.node} is {target.state}"
+            + (f": {target.detail}" if target.detail else "")
+            for target in wrong
+        )
+        rows["health"] = f"DEGRADED: {named}"
+    rows |= {f"target {target.node}": _target_text(target) for target in status.targets}
     rows |= {f"space of {space.place}": _space_text(space) for space in status.spaces}
     rows |= {f"address of {name}": a for name, a in sorted(status.addresses.items())}
     return rows
@@ -162,6 +172,14 @@ def _space_text(space: SpaceStatus) -> str:
         text += f", {size_text(space.promised_bytes)} promised to thin volumes"
     warning = {"low": "LOW: ", "full": "FULL: ", "unknown": "UNKNOWN: "}.get(space.state, "")
     return f"{warning}{text}, {space.directory}"
+
+
+def _target_text(target: TargetStatus) -> str:
+    text = f"{target.state}, {target.address}"
+    if target.free_bytes is None or target.state == "away":
+        return text
+    free = f"{size_text(target.free_bytes)} of {size_text(target.capacity_bytes)} free"
+    return f"{text}, {free}"
 
 
 def command_line() -> OneLineParser:

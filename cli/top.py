@@ -33,6 +33,8 @@ VOLUME_FIGURES: Final = {
 _WRONG_NOW: Final = {
     "sealane_broker_away": "no broker answers",
     "sealane_broker_audit_log_low": "the audit log has no space left",
+    "sealane_gateway_target_is_away": "the target is away",
+    "sealane_gateway_target_is_unhealthy": "the target doesn't serve all its volumes",
     "sealane_space_is_full": "the disk is full",
     "sealane_space_is_low": "the disk is nearly full",
     "sealane_target_volume_failed": "the store accepts no writes",
@@ -153,6 +155,7 @@ def volumes(interval: Interval) -> Iterator[dict[str, Any]]:
             yield {
                 "volume": labels["volume"],
                 "mode": labels["mode"],
+                "target": labels.get("target", ""),
                 "role": role,
                 "queues": int(queues),
                 "reads_per_second": rates[reads],
@@ -256,6 +259,7 @@ def volume_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "volume": row["volume"][:ID_CHARACTERS],
         "role": row["role"],
+        "target": row["target"] or "-",
         "queues": row["queues"],
         "reads/s": f"{row['reads_per_second']:,.0f}",
         "writes/s": f"{row['writes_per_second']:,.0f}",

@@ -30,7 +30,12 @@ def add_verbs(verbs: Any) -> None:
     create = verb(verbs, "create", _volume_create, "create a volume")
     create.add_argument("--size", type=parse_size, required=True, help="such as 4096 or 64MiB")
     create.add_argument("--display-name", default="", help="name for people")
-    create.add_argument("--target", default="", help="target node (default: the gateway's)")
+    create.add_argument(
+        "--target",
+        default="",
+        help="one of the gateway's targets (default: of those that serve and aren't being drained, "
+        "the one with most room)",
+    )
     create.add_argument(
         "--third-party",
         default="",

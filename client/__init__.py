@@ -2,7 +2,7 @@
 
 from sealane._native import ChunkBitmap
 from sealane.client.calls import translated
-from sealane.client.connection import Client, NodeStatus, SpaceStatus, connect
+from sealane.client.connection import Client, NodeStatus, SpaceStatus, TargetStatus, connect
 from sealane.client.disk import Disk, DiskHandle
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.fan_out import send_to_all
@@ -44,6 +44,7 @@ __all__ = [
     "Session",
     "SpaceStatus",
     "StreamOperation",
+    "TargetStatus",
     "Unreliable",
     "Volume",
     "VolumeEvent",

@@ -73,6 +73,24 @@ class SpaceStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStatus:
+    """A target of a gateway, as it was a few seconds ago.
+
+    `state` is "good", "draining", "unhealthy" (it doesn't serve all its volumes), "away" or
+    "unknown"; `reason` and `detail` say why it is away. `free_bytes` is its room for new volumes,
+    None: it doesn't say.
+    """
+
+    node: str
+    address: str
+    state: str
+    reason: str
+    detail: str
+    free_bytes: int | None
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """Identity, roles and state of a daemon."""
 
@@ -87,6 +105,8 @@ class NodeStatus:
     drain: str = ""
     """Drain of the daemon: "serving", "draining", "overdue" or "drained"; "" if it isn't told."""
     spaces: tuple[SpaceStatus, ...] = ()
+    targets: tuple[TargetStatus, ...] = ()
+    """Of a gateway: the targets of its configuration."""
 
 
 class Client:
@@ -255,6 +275,18 @@ class Client:
                     state=space.state,
                 )
                 for space in node.spaces
+            ),
+            targets=tuple(
+                TargetStatus(
+                    node=target.node,
+                    address=target.address,
+                    state=target.state,
+                    reason=target.reason,
+                    detail=target.detail,
+                    free_bytes=target.free_bytes if target.HasField("free_bytes") else None,
+                    capacity_bytes=target.capacity_bytes,
+                )
+                for target in node.targets
             ),
         )
 

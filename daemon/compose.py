@@ -106,6 +106,7 @@ class Daemon:
             spawn=self.spawn,
             report=self._health.report,
             stack=stack,
+            spaces=self._space.last,
         )
 
     @property
@@ -220,6 +221,7 @@ class Daemon:
                 started=self._started,
                 drain=drain,
                 spaces=self._space.last,
+                targets=lambda: [view for views in context.targets for view in views()],
             ),
             context.local,
         )

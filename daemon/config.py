@@ -57,6 +57,9 @@ JOBS_IDS_MAX: Final = 1024
 """Largest number of users, and of groups, of `fabric.jobs`."""
 THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
+GATEWAY_TARGETS_MAX: Final = 64
+VOLUMES_PLACE: Final = "volumes"
+"""Place of the file system that a target's volumes are on."""
 # All items but the primary one and its collateral.
 SECONDARY_ITEMS_MAX: Final = ITEMS_MAX - 2
 EVIDENCE_DRIVERS: Final[Mapping[str, str]] = {
@@ -377,12 +380,32 @@ def _distinct(parties: list[ThirdPartyConfig]) -> list[ThirdPartyConfig]:
     return parties
 
 
+class TargetAddress(Section):
+    """A target on which a gateway's volumes may be."""
+
+    node: NodeName
+    address: PeerAddress
+
+
+def _different(targets: list[TargetAddress]) -> list[TargetAddress]:
+    if len({each.node for each in targets}) != len(targets) or len(
+        {each.address for each in targets}
+    ) != len(targets):
+        raise ValueError("nodes and addresses without duplicates")
+    return targets
+
+
 class GatewayConfig(Section):
     """The gateway role."""
 
     listen: LoopbackAddress = "127.0.0.1:4421"
-    target_node: NodeName
-    target_address: PeerAddress
+    target_node: NodeName | None = None
+    target_address: PeerAddress | None = None
+    targets: Annotated[
+        list[TargetAddress],
+        Field(default_factory=list, max_length=GATEWAY_TARGETS_MAX),
+        AfterValidator(_different),
+    ]
     authorization_seconds: Annotated[int, Field(ge=3, le=int(AUTHORIZATION_SECONDS))] = int(
         AUTHORIZATION_SECONDS
     )
@@ -396,6 +419,20 @@ class GatewayConfig(Section):
         Field(default_factory=list, max_length=THIRD_PARTIES_MAX),
         AfterValidator(_distinct),
     ]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        is_short = self.target_node is not None
+        if is_short != (self.target_address is not None) or is_short == bool(self.targets):
+            raise ValueError("either target_node and target_address, or [[gateway.targets]]")
+        return self
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """The `control_listen` of each target, by the target's node; in the file's order."""
+        if self.target_node is not None and self.target_address is not None:
+            return {self.target_node: self.target_address}
+        return {each.node: each.address for each in self.targets}
 
 
 class JobLimitsConfig(Section):
@@ -589,7 +626,7 @@ class Config(Section):
         """The directories whose space is watched, by name."""
         places = {"state": Path(self.node.state_dir)}
         if self.target is not None and STORE_KINDS[self.target.store].is_kept:
-            places["volumes"] = Path(self.target_directory)
+            places[VOLUMES_PLACE] = Path(self.target_directory)
         return places
 
     def to_json(self) -> str:

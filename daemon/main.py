@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from sealane import __version__
@@ -54,10 +55,19 @@ def _is_done(options: argparse.Namespace, config: Config) -> bool:
             print(line)
     elif options.check:
         with as_daemon(Path(config.node.state_dir)):
-            load_checked(options.config)
+            checked = load_checked(options.config)
+            for line in _unreachable(checked):
+                print(f"sealaned: warning: {line}", file=sys.stderr)
     else:
         return False
     return True
+
+
+def _unreachable(config: Config) -> Iterator[str]:
+    if config.gateway is not None:
+        from sealane.daemon.gateway.check import unreachable  # noqa: PLC0415
+
+        yield from unreachable(config.gateway, own_node=config.node.name)
 
 
 def run(config: Config, path: Path) -> int:
@@ -128,7 +138,8 @@ def command_line() -> OneLineParser:
     what.add_argument(
         "--check",
         action="store_true",
-        help="check the configuration, and the files and directories that it names, and exit",
+        help="check the configuration, and the files and directories that it names, warn about "
+        "targets that don't answer, and exit",
     )
     what.add_argument(
         "--reload",

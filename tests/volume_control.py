@@ -23,13 +23,14 @@ from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
-from sealane.daemon.config import EnrolmentConfig, GatewayConfig
+from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.device.third_party import OpenDevice
 from sealane.daemon.gateway.attachments import AttachmentFiles
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import Export, OpenQueue, QueueGrant, VolumeFailure, VolumeKey
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.node.identity import Identity, Issued, Keys
@@ -643,7 +644,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
 
         def make_volumes(gateway: RecordingGateway) -> VolumeService:
             return VolumeService(
-                GatewayConfig(target_node="s", target_address=addresses["target"]),
+                Targets({"s": addresses["target"]}, identity=identities["gateway"]),
                 identity=identities["gateway"],
                 broker=BrokerClient(config, identities["gateway"]),
                 devices=DeviceClient(config, identities["gateway"]),

@@ -223,8 +223,12 @@ class Registry(Tables):
             return None
         return await self.devices.get(str(served.record.device_id))
 
-    async def register(self, record: VolumeRecord) -> tuple[VolumeRecord, bool]:
+    async def register(
+        self, record: VolumeRecord, *, any_target: bool = False
+    ) -> tuple[VolumeRecord, bool]:
         """Store `record`, or return what the same request stored before; True: it is new.
+
+        With `any_target`, also what it stored on another target.
 
         A volume on a target is placed on the device that the target serves. A volume on a third
         party that names a device is a device itself, created here. UsageError
@@ -240,7 +244,9 @@ class Registry(Tables):
                 if stored is None:
                     return None
                 asked = known.record.sector_count or stored.record.sector_count
-                if _wanted(stored.record, asked) != _wanted(record, record.sector_count):
+                place = stored.record.target_node if any_target else record.target_node
+                wanted = record.model_copy(update={"target_node": place})
+                if _wanted(stored.record, asked) != _wanted(wanted, record.sector_count):
                     raise UsageError(
                         "volume.request.exists",
                         "this request id was used for a different volume: use a new one",

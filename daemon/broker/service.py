@@ -66,8 +66,11 @@ class BrokerService:
         mode: str = "",
         third_party: str = "",
         anchor: str = "",
+        any_target: bool = False,
     ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume of the caller's tenant; the same request id returns the same volume.
+
+        With `any_target`, also if that is on another target.
 
         A volume on a third party belongs to one gateway, the caller: only it ever gets the volume's
         key and leases. Brokers keep its anchor unless `anchor` is "none". The caller also fills a
@@ -122,7 +125,7 @@ class BrokerService:
             request_id=parse_uuid(request_id, what="request id"),
             device_id=volume_id if is_anchored else None,
         )
-        stored, is_new = await self.registry.register(record)
+        stored, is_new = await self.registry.register(record, any_target=any_target)
         return broker_pb2.RegisterVolumeResponse(
             volume=signed_descriptor(self.authority, stored, caller), is_new=is_new
         )

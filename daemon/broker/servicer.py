@@ -117,6 +117,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 mode=request.mode,
                 third_party=request.third_party,
                 anchor=request.anchor,
+                any_target=request.any_target,
             )
 
     async def GetVolumeDescriptor(

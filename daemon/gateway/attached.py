@@ -35,6 +35,12 @@ class Attached:
         return self.member is not None and self.port.back_end.is_fenced
 
     @property
+    def target(self) -> str:
+        """The node on which it is stored; this gateway's own if it is on a third party."""
+        place = self.back_end.place
+        return self.descriptor.target_node if place is None else place.node
+
+    @property
     def export(self) -> Export:
         """Address and NQN that the host connects to."""
         return self.port.export

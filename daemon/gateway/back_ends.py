@@ -1,22 +1,17 @@
-"""Where a gateway's volumes are stored: namespaces of a Sealane target, or third parties.
+"""Where a gateway's volumes are stored: namespaces of Sealane targets, or third parties.
 
 Creates and removes them, and opens the back end of a volume to be attached or filled.
 """
 
 import asyncio
-import contextlib
 import uuid
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-import grpc
-
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
-from sealane.crypto.roles import Role
-from sealane.daemon.config import GatewayConfig
 from sealane.daemon.device.anchors.authentic import AuthenticAnchor
 from sealane.daemon.device.anchors.broker import BrokerAnchor
 from sealane.daemon.device.broker_calls import DeviceClient
@@ -25,6 +20,7 @@ from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.gateway.queue_opening import QueueOpening
+from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolume
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.clock import utc_now
@@ -57,6 +53,8 @@ class VolumeBackEnd:
     open_queue: OpenQueue
     epoch_floor: int = 0
     third_party: ThirdPartyVolume | None = None
+    place: Place | None = None
+    """The target that queues are opened at; None: it is on a third party."""
 
     async def close(self) -> None:
         """Disconnect from the third party, if the volume is on one."""
@@ -64,29 +62,34 @@ class VolumeBackEnd:
             await self.third_party.close()
 
 
+def storage_of(descriptor: broker_pb2.VolumeDescriptor) -> str:
+    """Return a name of the target or third party that has a volume: one may be away alone."""
+    return f"{descriptor.target_node}/{descriptor.third_party}"
+
+
 class VolumeBackEnds:
-    """Target and third parties of one gateway."""
+    """Targets and third parties of one gateway."""
 
     def __init__(
         self,
-        config: GatewayConfig,
+        targets: Targets,
         *,
         identity: Identity,
         broker: BrokerClient,
         devices: DeviceClient,
         third_parties: ThirdPartyStores,
     ) -> None:
-        self._config = config
+        self._targets = targets
         self._identity = identity
         self._broker = broker
         self._devices = devices
         self._third_parties = third_parties
 
     async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
-        """Create a volume's namespace at the target, or lay it out on a third party. Idempotent."""
+        """Create a volume's namespace at its target, or lay it out on a third party. Idempotent."""
         descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
         if not descriptor.third_party:
-            async with self.target_channel() as channel:
+            async with self._targets.channel(descriptor.target_node) as channel:
                 await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
                     storage_pb2.CreateNamespaceRequest(descriptor=registered.volume),
                     timeout=CALL_SECONDS,
@@ -110,7 +113,7 @@ class VolumeBackEnds:
     ) -> None:
         """Make a volume larger where it is stored. Idempotent."""
         if not before.third_party:
-            async with self.target_channel() as channel:
+            async with self._targets.channel(before.target_node) as channel:
                 await storage_pb2_grpc.StorageStub(channel).ResizeNamespace(
                     storage_pb2.ResizeNamespaceRequest(descriptor=larger), timeout=RESIZE_SECONDS
                 )
@@ -138,13 +141,13 @@ class VolumeBackEnds:
                 descriptor.third_party, uuid.UUID(descriptor.volume_id)
             )
         else:
-            await self.delete_namespace(descriptor.volume_id)
+            await self.delete_namespace(descriptor)
 
-    async def delete_namespace(self, volume_id: str) -> None:
-        """Remove a namespace of the target, if it exists."""
-        request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
+    async def delete_namespace(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        """Remove a volume's namespace at its target, if it exists."""
+        request = storage_pb2.DeleteNamespaceRequest(volume_id=descriptor.volume_id)
         try:
-            async with self.target_channel() as channel:
+            async with self._targets.channel(descriptor.target_node) as channel:
                 await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
                     request, timeout=CALL_SECONDS
                 )
@@ -173,8 +176,9 @@ class VolumeBackEnds:
             )
         if descriptor.third_party:
             return await self._open_third_party(descriptor, via=via)
+        place = Place(descriptor.target_node)
         # A restarted target may have lost the volume: report that now, not at the first read.
-        async with self.target_channel() as channel:
+        async with self._targets.channel(place.node) as channel:
             namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
                 storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
                 timeout=CALL_SECONDS,
@@ -186,20 +190,22 @@ class VolumeBackEnds:
         if member is not None and not namespace.fail_over:
             raise UsageError(
                 "volume.fail_over.target",
-                f"target {self._config.target_node} can't fence gateways: update it first",
+                f"target {place.node} can't fence gateways: update it first",
             )
         if member is not None:
-            member.look = partial(self._look, descriptor, member)
-            member.leave = partial(self._release, descriptor, member)
+            member.look = partial(self._look, descriptor, place, member)
+            member.leave = partial(self._release, descriptor, place, member)
         return VolumeBackEnd(
             open_queue=partial(
                 self._open_queue,
                 descriptor=descriptor,
+                place=place,
                 via=via,
                 read_only=read_only,
                 member=member,
             ),
             epoch_floor=namespace.association_epoch,
+            place=place,
         )
 
     async def _open_third_party(
@@ -225,21 +231,6 @@ class VolumeBackEnds:
         finally:
             wipe(store_key)
         return VolumeBackEnd(open_queue=third_party.open_queue, third_party=third_party)
-
-    def target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
-        """Open a channel to the target's control plane."""
-        config = self._config
-        return self._identity.channel(config.target_address, config.target_node, Role.TARGET)
-
-    def target_stream(
-        self,
-    ) -> contextlib.AbstractAsyncContextManager[tuple[grpc.aio.Channel, asyncio.Future[None]]]:
-        """Open a channel to the target's control plane for one stream.
-
-        See `Identity.stream_channel`.
-        """
-        config = self._config
-        return self._identity.stream_channel(config.target_address, config.target_node, Role.TARGET)
 
     def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
         """Return the function that opens a volume as a device, if brokers keep its anchor."""
@@ -288,12 +279,14 @@ class VolumeBackEnds:
                 "other gateway can use it",
             )
 
-    async def _look(self, descriptor: broker_pb2.VolumeDescriptor, member: GroupMember) -> None:
+    async def _look(
+        self, descriptor: broker_pb2.VolumeDescriptor, place: Place, member: GroupMember
+    ) -> None:
         """Have `member` know who serves its group, and in which term."""
         request = storage_pb2.GetNamespaceRequest(
             volume_id=descriptor.volume_id, fail_over_group=member.group
         )
-        async with self.target_channel() as channel:
+        async with self._targets.channel(place.node) as channel:
             namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
                 request, timeout=CALL_SECONDS
             )
@@ -303,11 +296,13 @@ class VolumeBackEnds:
             own_nqn=gateway_nqn(self._identity.node),
         )
 
-    async def _release(self, descriptor: broker_pb2.VolumeDescriptor, member: GroupMember) -> None:
+    async def _release(
+        self, descriptor: broker_pb2.VolumeDescriptor, place: Place, member: GroupMember
+    ) -> None:
         request = storage_pb2.ReleaseFailOverGroupRequest(
             volume_id=descriptor.volume_id, group=member.group, term=member.term
         )
-        async with self.target_channel() as channel:
+        async with self._targets.channel(place.node) as channel:
             await storage_pb2_grpc.StorageStub(channel).ReleaseFailOverGroup(
                 request, timeout=_RELEASE_SECONDS
             )
@@ -319,15 +314,14 @@ class VolumeBackEnds:
         milestone: bytes = b"",
         *,
         descriptor: broker_pb2.VolumeDescriptor,
+        place: Place,
         via: Via,
         read_only: bool,
         member: GroupMember | None,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue; `member` may take over by it."""
-        config, identity = self._config, self._identity
-        async with identity.connection(
-            config.target_address, config.target_node, Role.TARGET
-        ) as connection:
+        identity = self._identity
+        async with self._targets.connection(place.node) as connection:
             target = storage_pb2_grpc.StorageStub(connection.channel)
             claim = None if member is None else member.claim()
             opening = QueueOpening(

@@ -39,8 +39,12 @@ class BrokerClient:
         mode: str = "",
         third_party: str = "",
         anchor: str = "",
+        any_target: bool = False,
     ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
-        """Register a volume; return its verified descriptor and the whole response."""
+        """Register a volume; return its verified descriptor and the whole response.
+
+        With `any_target`, a repeated call may return a volume on another target than is named.
+        """
         request = broker_pb2.RegisterVolumeRequest(
             request_id=request_id,
             display_name=display_name,
@@ -49,6 +53,7 @@ class BrokerClient:
             mode=mode,
             third_party=third_party,
             anchor=anchor,
+            any_target=any_target,
         )
         answer = await self._brokers.call(
             lambda channel: BrokerStub(channel).RegisterVolume(request, timeout=_CALL_SECONDS)

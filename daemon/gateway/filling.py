@@ -8,11 +8,13 @@ gateway begins again. Filling continues until it has succeeded or the volume is 
 import asyncio
 import contextlib
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
+from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds, storage_of
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.filling_volume import FillingVolume
@@ -27,7 +29,7 @@ from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner
 
 FILLINGS_MAX: Final = 4
-"""Volumes that a gateway fills concurrently; further ones wait."""
+"""Volumes of one target that a gateway fills concurrently; further ones wait."""
 _STEP_SECTORS: Final = 1024
 _FLUSH_SECTORS: Final = 1 << 18
 _RETRY_SECONDS_MIN: Final = 1.0
@@ -63,7 +65,9 @@ class Fillings:
         self._back_ends = back_ends
         self._events = events
         self._fillings: dict[str, _Filling] = {}
-        self._turns = asyncio.Semaphore(FILLINGS_MAX)
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, FILLINGS_MAX)
+        )
         self._tasks = TaskOwner()
 
     def start(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
@@ -132,7 +136,8 @@ class Fillings:
 
     async def _fill(self, volume_id: str, filling: _Filling) -> bool:
         """Fill what isn't durable yet; return whether nothing is left to do."""
-        async with self._turns:
+        found = await self._broker.descriptor(volume_id)
+        async with self._turns[storage_of(found)]:
             descriptor = await self._broker.descriptor(volume_id)
             if descriptor.filling_gateway != self._node:
                 return True

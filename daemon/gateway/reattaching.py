@@ -7,24 +7,29 @@ waited for.
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from sealane.daemon.gateway.attachments import AttachmentFiles, SealedAttachment
+from sealane.daemon.gateway.back_ends import storage_of
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.volume.events import EventLog
 from sealane.errors import Error, VerificationError, reason_of
+from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner
 
 REATTACHED_AT_ONCE_MAX: Final = 16
-"""Volumes that are reattached concurrently; further ones wait."""
+"""Volumes of one target that are reattached concurrently; further ones wait."""
 RETRY_SECONDS_MIN: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
 # The broker no longer knows the volume for this tenant, or the saved attachment is unusable.
 _FINAL: Final = {"volume.not_found"}
 _FINAL_FAMILY: Final = "attachment."
 
-Reattach = Callable[[SealedAttachment], Awaitable[None]]
+Find = Callable[[str], Awaitable[broker_pb2.VolumeDescriptor]]
+Reattach = Callable[[SealedAttachment, broker_pb2.VolumeDescriptor], Awaitable[None]]
 
 
 class Reattaching:
@@ -35,21 +40,27 @@ class Reattaching:
         files: AttachmentFiles,
         *,
         gateway: Gateway,
+        find: Find,
         reattach: Reattach,
         events: EventLog,
         serving: asyncio.Event,
     ) -> None:
         """Restore with `reattach`, which exports one volume; it is retried until a final error.
 
-        No attempt begins while `serving` is clear.
+        `find` returns a volume's descriptor: those of a target that is away wait for each other
+        only. No attempt begins while `serving` is clear.
         """
         self._files = files
         self._gateway = gateway
+        self._find = find
         self._reattach = reattach
         self._events = events
         self._serving = serving
         self._pending: dict[str, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(REATTACHED_AT_ONCE_MAX)
+        self._finding = asyncio.Semaphore(REATTACHED_AT_ONCE_MAX)
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, REATTACHED_AT_ONCE_MAX)
+        )
         self._tasks = TaskOwner()
 
     def __contains__(self, volume_id: str) -> bool:
@@ -84,11 +95,13 @@ class Reattaching:
         while True:
             try:
                 await self._serving.wait()
-                async with self._turns:
+                async with self._finding:
+                    descriptor = await self._find(volume_id)
+                async with self._turns[storage_of(descriptor)]:
                     if not self._serving.is_set():
                         # A drain began while it waited for its turn.
                         continue
-                    await self._reattach(kept)
+                    await self._reattach(kept, descriptor)
             except (Error, OSError, TimeoutError) as error:
                 reason = reason_of(error, otherwise="connection.lost")
                 if _is_final(error):

@@ -8,7 +8,7 @@ from typing import Final
 
 from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.roles import Role
-from sealane.daemon.config import GatewayConfig
+from sealane.daemon.config import Config, GatewayConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.gateway.accelerator import APPRAISAL_SECONDS, CardKeeper, CardState
 from sealane.daemon.gateway.attachments import AttachmentFiles
@@ -20,6 +20,7 @@ from sealane.daemon.gateway.hold import DisabledCard
 from sealane.daemon.gateway.offload import OffloadService
 from sealane.daemon.gateway.offload_servicer import OffloadServicer
 from sealane.daemon.gateway.servicer import VolumesServicer
+from sealane.daemon.gateway.targets import TARGET_SERVICES, Targets
 from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.gateway.volumes import VolumeService
@@ -75,8 +76,11 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             replace(own, volume_id=str(volume_id))
         ),
     )
+    targets = Targets(
+        config.addresses, identity=identity, report=partial(context.report, TARGET_SERVICES)
+    )
     service = VolumeService(
-        config,
+        targets,
         identity=identity,
         broker=BrokerClient(context.enrolled.config, identity),
         devices=DeviceClient(context.enrolled.config, identity),
@@ -111,7 +115,17 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     context.drained.append(GatewayDrain(service, gateway))
     context.event_logs.append(service.events)
     context.metrics.add_latencies("gateway")
-    context.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
+    context.metrics.add_statistics(
+        "gateway_volume", ("volume", "mode", "target"), service.statistics
+    )
+    context.metrics.add_statistics("gateway_target", ("target",), targets.statistics)
+    context.targets.append(targets.views)
+
+    async def reload(config: Config) -> None:
+        if config.gateway is not None:
+            await targets.apply(config.gateway.addresses, volumes_of=service.on_targets)
+
+    context.reloads.append(reload)
     volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), context.local)
     context.services.append("sealane.v1.Volumes")
     offload_pb2_grpc.add_OffloadServicer_to_server(OffloadServicer(offload), context.local)

@@ -9,7 +9,7 @@ gateway's tenant may no longer use is failed.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final
 
 from sealane.crypto.exchange import wipe
@@ -62,11 +62,16 @@ class Supply:
         attached: Mapping[str, Attached],
         *,
         tenant: Callable[[], str],
+        targets: Callable[[], Collection[str]],
         broker: BrokerClient,
         leases: LeaseCache,
         events: EventLog,
     ) -> None:
-        """Supply `attached`, volumes by id; `tenant` returns this gateway's tenant."""
+        """Supply `attached`, volumes by id.
+
+        `tenant` returns this gateway's tenant, `targets` the nodes of its targets.
+        """
+        self._targets = targets
         self._attached = attached
         self._tenant = tenant
         self._broker = broker
@@ -139,8 +144,24 @@ class Supply:
         if is_read_only(descriptor, self._tenant()) and not attached.is_read_only:
             _withdraw(attached, "it became read-only: attach it again")
             return
+        self._follow_place(volume_id, attached, descriptor)
         if descriptor.key_epoch > attached.descriptor.key_epoch:
             await self._follow_key_epoch(volume_id, attached, descriptor)
+
+    def _follow_place(
+        self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor
+    ) -> None:
+        """Open queues at the volume's new target from now on, if its device has moved.
+
+        To one that isn't configured it can't be followed; it may come back.
+        """
+        place = attached.back_end.place
+        is_elsewhere = place is not None and descriptor.target_node != place.node
+        if place is not None and is_elsewhere and descriptor.target_node in self._targets():
+            self._events.report(
+                volume_id, "target_changed", detail=f"{place.node} to {descriptor.target_node}"
+            )
+            place.node = descriptor.target_node
 
     async def _follow_key_epoch(
         self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor

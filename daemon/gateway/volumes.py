@@ -6,7 +6,6 @@ holds their keys, and only while they are attached.
 
 import asyncio
 import contextlib
-import datetime as dt
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
@@ -16,7 +15,6 @@ from typing import Final
 
 from sealane.crypto.exchange import wipe
 from sealane.crypto.lease import LeaseHolder
-from sealane.daemon.config import GatewayConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.gateway.attached import Attached
 from sealane.daemon.gateway.attachments import (
@@ -40,21 +38,21 @@ from sealane.daemon.gateway.putting_aside import PuttingAside
 from sealane.daemon.gateway.reattaching import Reattaching
 from sealane.daemon.gateway.stores import VolumeStores
 from sealane.daemon.gateway.supply import Supply, is_read_only, released_keys
+from sealane.daemon.gateway.target_events import TargetEvents
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.gateway.unflushed import Unflushed
-from sealane.daemon.node.channels import until
 from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.volume.events import EVENT_POLL_SECONDS, Event, EventLog
+from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
 from sealane.daemon.volume.failures import STANDBY
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError, reason_of
 from sealane.protocol.kinds import VolumeMode
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
-from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+from sealane.protocol.v1 import broker_pb2
 
-_FOLLOW_RETRY_SECONDS: Final = 1.0
 _STATUS_SECONDS: Final = 1.0
 
 
@@ -63,7 +61,7 @@ class VolumeService:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        targets: Targets,
         *,
         identity: Identity,
         broker: BrokerClient,
@@ -72,7 +70,7 @@ class VolumeService:
         third_parties: ThirdPartyStores,
         files: AttachmentFiles,
     ) -> None:
-        self._config = config
+        self._targets = targets
         self._identity = identity
         self._broker = broker
         self._gateway = gateway
@@ -80,13 +78,14 @@ class VolumeService:
         self._kept: list[SealedAttachment] | None = None
         self._leases = LeaseCache(broker)
         self._back_ends = VolumeBackEnds(
-            config,
+            targets,
             identity=identity,
             broker=broker,
             devices=devices,
             third_parties=third_parties,
         )
         self.events = EventLog(identity.node)
+        self._target_events = TargetEvents(targets, self.events)
         self._fillings = Fillings(
             node=identity.node,
             broker=broker,
@@ -102,23 +101,24 @@ class VolumeService:
         self._returning = Reattaching(
             files,
             gateway=gateway,
+            find=broker.descriptor,
             reattach=self._reattach,
             events=self.events,
             serving=self.serving,
         )
         self.put_aside = PuttingAside(self._put_aside)
         self.stores = VolumeStores(
-            self._back_ends,
+            targets,
             attached=self._attached,
             own=self._own,
             tenant=lambda: identity.subject.tenant,
         )
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._followers: dict[str, asyncio.Task[None]] = {}
         self._supply = Supply(
             self._attached,
             tenant=lambda: identity.subject.tenant,
+            targets=lambda: targets.nodes,
             broker=broker,
             leases=self._leases,
             events=self.events,
@@ -139,6 +139,7 @@ class VolumeService:
                 tasks.create_task(self._poll_events(), name="volume-events"),
                 tasks.create_task(self._supply.run(), name="volume-supply"),
                 tasks.create_task(self.resume_fillings(), name="volume-fillings"),
+                tasks.create_task(self._targets.keep_looked_at(), name="volume-targets"),
             ]
             try:
                 yield
@@ -153,8 +154,7 @@ class VolumeService:
                 await asyncio.gather(*map(self._leave, [*self._attached]))
                 await self._fillings.close()
                 await self._leases.close()
-                for follower in self._followers.values():
-                    follower.cancel()
+                await self._target_events.close()
                 self._tasks = None
 
     async def expect_kept(self) -> None:
@@ -202,9 +202,10 @@ class VolumeService:
         mode: str = "",
         anchor: str = "",
     ) -> broker_pb2.VolumeDescriptor:
-        """Register a volume and create its namespace at the target, or lay it out on a third party.
+        """Register a volume and create its namespace at a target, or lay it out on a third party.
 
-        A volume on a third party belongs to this gateway. A volume of mode "off" has no unwritten
+        Without `target_node`, the gateway chooses the target (`Targets.chosen`). A volume on a
+        third party belongs to this gateway. A volume of mode "off" has no unwritten
         sectors: it is filled in the background, and can't be attached until that is done.
         """
         place = VolumeMode.LOCAL if third_party else VolumeMode.REMOTE
@@ -212,22 +213,33 @@ class VolumeService:
             raise UsageError(
                 "volume.mode", f"volume mode {mode[:80]!r}; allowed here: {place}, {VolumeMode.OFF}"
             )
-        own = self._identity.node if third_party else self._config.target_node
-        if target_node not in {"", own}:
-            raise UsageError(
-                "volume.target",
-                f"target {target_node!r}; allowed: "
-                + ("none with a third party" if third_party else f"this gateway's, {own!r}"),
-            )
-        descriptor, registered = await self._broker.register(
+        register = partial(
+            self._broker.register,
             request_id=request_id or str(uuid.uuid4()),
             display_name=display_name,
             size_bytes=size_bytes,
-            target_node=own,
             mode=mode if mode == VolumeMode.OFF else VolumeMode.LOCAL if third_party else "",
             third_party=third_party,
             anchor=anchor,
         )
+        if not third_party:
+            async with self._targets.chosen(target_node, size_bytes=size_bytes) as chosen:
+                return await self._create(
+                    *await register(target_node=chosen, any_target=not target_node)
+                )
+        own = self._identity.node
+        if target_node not in {"", own}:
+            raise UsageError(
+                "volume.target", f"target {target_node[:80]!r}; allowed: none with a third party"
+            )
+        return await self._create(*await register(target_node=own))
+
+    async def _create(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        registered: broker_pb2.RegisterVolumeResponse,
+    ) -> broker_pb2.VolumeDescriptor:
+        """Make a registered volume where its descriptor says."""
         try:
             await self._back_ends.create(registered)
         except (Error, asyncio.CancelledError):
@@ -235,15 +247,36 @@ class VolumeService:
             # earlier call with this request id may hold data by now; and only an operator can
             # remove what a cancelled call has laid out on a third party.
             if registered.is_new:
-                if not third_party:
+                if not descriptor.third_party:
                     with contextlib.suppress(Error):
-                        await self._back_ends.delete_namespace(descriptor.volume_id)
+                        await self._back_ends.delete_namespace(descriptor)
                 with contextlib.suppress(Error):
                     await self._broker.unregister(descriptor.volume_id)
             raise
         _warn(descriptor)
         self._fillings.start(descriptor)
         return descriptor
+
+    async def on_targets(self, nodes: Collection[str]) -> dict[str, str]:
+        """Return the tenant's volumes on these targets, and the attached ones, with their targets.
+
+        By id, in the form `volumes/{uuid}`.
+        """
+        found: dict[str, str] = {}
+        token, tenant = "", self.tenant
+        while True:
+            page, token = await self._broker.descriptors(page_size=0, page_token=token)
+            for descriptor in page:
+                volume_id = descriptor.volume_id
+                is_used = (
+                    descriptor.tenant == tenant
+                    or volume_id in self._attached
+                    or self.is_returning(volume_id)
+                )
+                if is_used and not descriptor.third_party and descriptor.target_node in nodes:
+                    found[f"volumes/{volume_id}"] = descriptor.target_node
+            if not token:
+                return found
 
     async def get(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return a volume's descriptor."""
@@ -358,10 +391,10 @@ class VolumeService:
         return self._fillings.filled_bytes(volume_id)
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
-        """Return the engine's statistics by attached volume and mode, for the metrics."""
+        """Return the engine's statistics by attached volume, mode and target, for the metrics."""
         # Called from the metrics' thread, hence the copy: the event loop changes the original.
         return {
-            (v, a.descriptor.mode or VolumeMode.REMOTE): {
+            (v, a.descriptor.mode or VolumeMode.REMOTE, a.target): {
                 **a.port.statistics(),
                 **({} if a.member is None else {"is_standby": int(not a.member.is_serving)}),
             }
@@ -417,14 +450,15 @@ class VolumeService:
             self.events.report(volume_id, "attached", detail=host_nqn)
         return descriptor
 
-    async def _reattach(self, kept: SealedAttachment) -> None:
+    async def _reattach(
+        self, kept: SealedAttachment, descriptor: broker_pb2.VolumeDescriptor
+    ) -> None:
         """Export a volume as an earlier process did.
 
         VerificationError `attachment.…` if the attachment can never be restored.
         """
         volume_id = kept.volume_id
         with self._change(volume_id):
-            descriptor = await self._broker.descriptor(volume_id)
             attachment = await self._opened(kept, descriptor)
             read_only = self.is_read_only(descriptor)
             if attachment.generation != descriptor.generation or (
@@ -473,10 +507,9 @@ class VolumeService:
         _warn(descriptor)
         self._attached[volume_id] = attached
         is_own = descriptor.tenant == self._identity.subject.tenant
-        if self._tasks is not None and is_own and not descriptor.third_party:
-            self._followers[volume_id] = self._tasks.create_task(
-                self._follow_target(volume_id), name=f"follow-{volume_id}"
-            )
+        place = attached.back_end.place
+        if self._tasks is not None and is_own and place is not None:
+            self._target_events.follow(volume_id, place)
 
     async def _attach(
         self,
@@ -645,9 +678,7 @@ class VolumeService:
 
         On return, all keys and buffers of the volume are gone.
         """
-        follower = self._followers.pop(volume_id, None)
-        if follower is not None:
-            follower.cancel()
+        self._target_events.leave(volume_id)
         is_durable = True
         if attached.is_fenced:
             await attached.port.leave()
@@ -764,40 +795,6 @@ class VolumeService:
         self.events.report_native(volume_id, attached.port.take_events())
         if attached.back_end.third_party is not None:
             self.events.report_native(volume_id, attached.back_end.third_party.take_events())
-
-    async def _follow_target(self, volume_id: str) -> None:
-        """Publish the target's events while the volume is attached."""
-        request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
-        while True:
-            try:
-                async with self._back_ends.target_stream() as (channel, renewed):
-                    stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
-                    async for message in until(stream, renewed):
-                        self.events.publish(
-                            Event(
-                                volume_id=volume_id,
-                                kind=message.kind,
-                                reason=message.reason,
-                                lba=message.lba,
-                                detail=message.detail,
-                                origin=message.origin,
-                                time=message.time.ToDatetime(tzinfo=dt.UTC),
-                            )
-                        )
-                    if renewed.done():
-                        continue
-            except UsageError as error:
-                if error.reason == "namespace.not_found":
-                    self.events.report(
-                        volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
-                    )
-                    return
-                get_logger().warning("target_events_interrupted", reason=error.reason)
-            except Error as error:
-                get_logger().info("target_events_interrupted", reason=error.reason)
-            except (ValueError, OverflowError):
-                get_logger().warning("target_events_interrupted", reason="event.time.malformed")
-            await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
 
 
 def _warn(descriptor: broker_pb2.VolumeDescriptor) -> None:

@@ -12,11 +12,13 @@ from sealane.daemon.config import Config
 from sealane.daemon.node.drain import DrainedRole
 from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.target_view import TargetView
 from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.calls import Admit, Authorizer, Refused, no_record
 from sealane.daemon.runtime.directories import RunDirectory
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, running
+from sealane.daemon.runtime.space import Space
 from sealane.daemon.runtime.traces import Traces
 from sealane.daemon.volume.events import EventLog
 
@@ -38,12 +40,16 @@ class RoleContext:
     """Reports services as healthy or unhealthy."""
     stack: contextlib.AsyncExitStack
     """Closes what the role opens, in reverse order."""
+    spaces: Callable[[], Sequence[Space]]
+    """What the last looks at the daemon's file systems found."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Addresses of listeners, by purpose."""
     services: list[str] = field(default_factory=list)
     """gRPC services on the Unix socket."""
     event_logs: list[EventLog] = field(default_factory=list)
     """Closed before the Unix socket, so that subscribers disconnect."""
+    targets: list[Callable[[], Sequence[TargetView]]] = field(default_factory=list)
+    """Each returns the targets of a role, as they were a few seconds ago."""
     reloads: list[Callable[[Config], Awaitable[None]]] = field(default_factory=list)
     """Each applies to its role what has changed in the files when they are read again."""
     drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)

@@ -12,6 +12,7 @@ from google.protobuf import timestamp_pb2
 from sealane import __version__
 from sealane.daemon.node.drain import DrainState, NodeDrain
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.target_view import TargetView
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, Context
 from sealane.daemon.runtime.space import Space
 from sealane.errors import VerificationError
@@ -41,8 +42,13 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         started: dt.datetime,
         spaces: Callable[[], Sequence[Space]],
         drain: NodeDrain | None = None,
+        targets: Callable[[], Sequence[TargetView]] = tuple,
     ) -> None:
-        """Show the node. `drain`: for operators, who may drain it. `spaces` doesn't block."""
+        """Show the node. `drain`: for operators, who may drain it.
+
+        `spaces` and `targets` don't block.
+        """
+        self._targets = targets
         self._node = node
         self._roles = roles
         self._identities = identities
@@ -73,6 +79,7 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         if self._drain is not None:
             answer.drain.CopyFrom(_drain_message(self._drain))
         answer.spaces.extend(map(_space, self._spaces()))
+        answer.targets.extend(map(_target, self._targets()))
         return answer
 
     async def DrainNode(
@@ -135,6 +142,18 @@ def _space(space: Space) -> nodes_pb2.Space:
         reserve_bytes=space.reserve,
         promised_bytes=space.promised,
         state=space.state,
+    )
+
+
+def _target(view: TargetView) -> nodes_pb2.Target:
+    return nodes_pb2.Target(
+        node=view.node,
+        address=view.address,
+        state=view.state,
+        reason=view.reason or "",
+        detail=view.detail,
+        free_bytes=view.free_bytes,
+        capacity_bytes=view.capacity_bytes,
     )
 
 

@@ -69,6 +69,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[Role]]] = {
     "/sealane.v1.Storage/ReleaseFailOverGroup": _GATEWAY,
     "/sealane.v1.Storage/BatchGetNamespaces": _GATEWAY,
     "/sealane.v1.Storage/GetNamespace": _GATEWAY,
+    "/sealane.v1.Storage/GetTarget": _GATEWAY,
     "/sealane.v1.Storage/WatchEvents": _GATEWAY,
     "/sealane.v1.Storage/StartJob": _GATEWAY,
     "/sealane.v1.Storage/ChangeJob": _GATEWAY,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-OPTIONAL = frozenset({"sealane.v1.Offload"})
-"""Services without which the daemon does all of its work: their state isn't the daemon's."""
+OPTIONAL = frozenset({"sealane.v1.Offload", "targets"})
+"""Services whose state isn't the daemon's: another start of it would change nothing for them."""
 
 _STATUS = health_pb2.HealthCheckResponse
 

@@ -266,6 +266,13 @@ _JOB: Final = {
 
 CATALOGUE: Final[Mapping[str, Mapping[str, Statistic]]] = {
     "gateway_volume": _GATEWAY_VOLUME,
+    "gateway_target": {
+        "is_away": _gauge("1 while a target of this gateway doesn't answer, or is refused."),
+        "is_unhealthy": _gauge("1 while its device, or one of its stores, doesn't serve."),
+        "is_draining": _gauge("1 while it is being drained and takes no new volumes."),
+        "free_bytes": _gauge("Its room for new volumes, as it says."),
+        "capacity_bytes": _gauge("Capacity of which the free bytes are a part."),
+    },
     "target_volume": _TARGET_VOLUME,
     "plain_namespace": _TARGET_VOLUME,
     "target_opening": {

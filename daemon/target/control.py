@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -23,6 +23,7 @@ from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations, peer_o
 from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.space import Space
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.fail_over import FailOver, kept_with
 from sealane.daemon.target.queue_admission import QueueAdmission
@@ -63,12 +64,15 @@ class StorageService:
         authorizations: Authorizations,
         device: Device | None = None,
         catalogue: AnchoredCatalogue | None = None,
+        room: Callable[[], Space | None] = lambda: None,
     ) -> None:
         """Serve `target`, whose attested KEM key is `kem`.
 
         `store_anchor` is the kind of anchor of its stores. Volumes that outlive the process are on
-        `device`, in `catalogue`.
+        `device`, in `catalogue`. `room` is the space for new volumes, None: unknown.
         """
+        self._room = room
+        self._failed: Sequence[uuid.UUID] = ()
         self._target = target
         self._authorizations = authorizations
         self._device = device
@@ -561,13 +565,33 @@ class StorageService:
         """Return the volumes being served."""
         return [uuid.UUID(volume_id) for volume_id in self._descriptors]
 
+    def status(self) -> storage_pb2.TargetStatus:
+        """Return what gateways compare when they choose a target for a new volume.
+
+        A store that failed since the last `failed_stores` isn't noticed.
+        """
+        is_well = not (self._loss or self._is_restoring or self.unopened.ids())
+        answer = storage_pb2.TargetStatus(
+            draining=self.is_draining,
+            healthy=is_well and not self._failed,
+            volumes=len(self._descriptors),
+            volumes_max=NAMESPACES_MAX,
+        )
+        space = self._room()
+        if space is not None and space.capacity:
+            is_usable = space.state not in {"full", "unknown"}
+            answer.capacity_bytes = space.capacity
+            answer.free_bytes = max(0, space.free - space.promised) if is_usable else 0
+        return answer
+
     def failed_stores(self) -> Sequence[uuid.UUID]:
         """Return the volumes whose stores failed and must be opened again."""
-        return [
+        self._failed = [
             volume_id
             for volume_id in self.volume_ids()
             if self._target.statistics(volume_id).get("failed")
         ]
+        return self._failed
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
         """Return the engine's statistics by volume and mode, for the metrics.

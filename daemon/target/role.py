@@ -1,17 +1,19 @@
 """The target role of a daemon: its device, its data path, and the servers in front of them."""
 
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from sealane.crypto.roles import Role
-from sealane.daemon.config import Config, TargetConfig
+from sealane.daemon.config import VOLUMES_PLACE, Config, TargetConfig
 from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.nvme.exported import Portal
 from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.metrics import by_owner
 from sealane.daemon.runtime.servers import join_address, listening, new_server, split_address
+from sealane.daemon.runtime.space import Space
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
@@ -85,6 +87,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         authorizations=authorizations,
         device=device,
         catalogue=catalogue,
+        room=partial(_room, config, context.spaces),
     )
     context.drained.append(TargetDrain(service, target, plain, own_nqn=gateway_nqn(identity.node)))
     context.event_logs.append(service.events)
@@ -137,6 +140,14 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
     )
     context.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
+
+
+def _room(config: TargetConfig, spaces: Callable[[], Sequence[Space]]) -> Space | None:
+    """Return the space of the directory, if the volumes' sectors are in it."""
+    kind = STORE_KINDS[config.store]
+    if not kind.is_kept or kind.lies_on_namespaces:
+        return None
+    return next((space for space in spaces() if space.place == VOLUMES_PLACE), None)
 
 
 async def _start_plain(

@@ -1,6 +1,6 @@
 """gRPC servicer of a target's volumes (`Storage`, mutual TLS)."""
 
-# ruff: noqa: N802 - names and arguments are those of the generated base classes
+# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 from collections.abc import AsyncIterator
 
@@ -53,6 +53,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         """End the term of a fail-over group's serving gateway."""
         await self._service.release_group(self._caller(context), request)
         return empty_pb2.Empty()
+
+    async def GetTarget(
+        self, request: storage_pb2.GetTargetRequest, context: Context
+    ) -> storage_pb2.TargetStatus:
+        """Describe the target to a gateway that chooses one."""
+        self._caller(context)
+        return self._service.status()
 
     async def GetNamespace(
         self, request: storage_pb2.GetNamespaceRequest, context: Context

@@ -148,6 +148,7 @@ class RegisterVolumeRequest(message.Message):
     MODE_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
     ANCHOR_FIELD_NUMBER: builtins.int
+    ANY_TARGET_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """UUID: a repeated call returns the same volume"""
     display_name: builtins.str
@@ -158,6 +159,10 @@ class RegisterVolumeRequest(message.Message):
     third_party: builtins.str
     anchor: builtins.str
     """In mode local only: what keeps the anchor, "broker" (also if empty) or "none"."""
+    any_target: builtins.bool
+    """The caller chose the target by itself: a repeated call returns the same volume even if it
+    names another one.
+    """
     def __init__(
         self,
         *,
@@ -168,10 +173,11 @@ class RegisterVolumeRequest(message.Message):
         mode: builtins.str = ...,
         third_party: builtins.str = ...,
         anchor: builtins.str = ...,
+        any_target: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "any_target", b"any_target", "display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -192,6 +192,7 @@ class Node(message.Message):
     IDENTITIES_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     SPACES_FIELD_NUMBER: builtins.int
+    TARGETS_FIELD_NUMBER: builtins.int
     node: builtins.str
     version: builtins.str
     evidence_driver: builtins.str
@@ -215,6 +216,10 @@ class Node(message.Message):
     def drain(self) -> NodeDrain: ...
     @builtins.property
     def spaces(self) -> containers.RepeatedCompositeFieldContainer[Space]: ...
+    @builtins.property
+    def targets(self) -> containers.RepeatedCompositeFieldContainer[Target]:
+        """of a gateway"""
+
     def __init__(
         self,
         *,
@@ -229,12 +234,56 @@ class Node(message.Message):
         identities: abc.Iterable[RoleIdentity] | None = ...,
         drain: NodeDrain | None = ...,
         spaces: abc.Iterable[Space] | None = ...,
+        targets: abc.Iterable[Target] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["certificate_expire_time", b"certificate_expire_time", "drain", b"drain", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "drain", b"drain", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "spaces", b"spaces", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "drain", b"drain", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "spaces", b"spaces", "start_time", b"start_time", "targets", b"targets", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Target(message.Message):
+    """A target of this gateway's configuration, as it was a few seconds ago."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    FREE_BYTES_FIELD_NUMBER: builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    address: builtins.str
+    state: builtins.str
+    """good, draining, unhealthy, away, unknown"""
+    reason: builtins.str
+    """why it is away: a reason id"""
+    detail: builtins.str
+    """the same for people"""
+    free_bytes: builtins.int
+    """room for new volumes; unset: not known"""
+    capacity_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        address: builtins.str = ...,
+        state: builtins.str = ...,
+        reason: builtins.str = ...,
+        detail: builtins.str = ...,
+        free_bytes: builtins.int | None = ...,
+        capacity_bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_free_bytes", b"_free_bytes", "free_bytes", b"free_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_free_bytes", b"_free_bytes", "address", b"address", "capacity_bytes", b"capacity_bytes", "detail", b"detail", "free_bytes", b"free_bytes", "node", b"node", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__free_bytes: _TypeAlias = typing.Literal["free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__free_bytes: _TypeAlias = typing.Literal["_free_bytes", b"_free_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_bytes) -> _WhichOneofReturnType__free_bytes | None: ...
 
 @typing.final
 class Space(message.Message):

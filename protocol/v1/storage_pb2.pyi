@@ -21,6 +21,59 @@ else:
 DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
+class GetTargetRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TargetStatus(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: builtins.int
+    HEALTHY_FIELD_NUMBER: builtins.int
+    FREE_BYTES_FIELD_NUMBER: builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: builtins.int
+    VOLUMES_FIELD_NUMBER: builtins.int
+    VOLUMES_MAX_FIELD_NUMBER: builtins.int
+    draining: builtins.bool
+    """it takes no new volumes"""
+    healthy: builtins.bool
+    """its device and all its stores serve"""
+    free_bytes: builtins.int
+    """Room for new volumes, up to 5 s old: free, and not promised to thin volumes. Unset: its stores
+    are not files.
+    """
+    capacity_bytes: builtins.int
+    """of which the free bytes are a part"""
+    volumes: builtins.int
+    volumes_max: builtins.int
+    def __init__(
+        self,
+        *,
+        draining: builtins.bool = ...,
+        healthy: builtins.bool = ...,
+        free_bytes: builtins.int | None = ...,
+        capacity_bytes: builtins.int = ...,
+        volumes: builtins.int = ...,
+        volumes_max: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_free_bytes", b"_free_bytes", "free_bytes", b"free_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_free_bytes", b"_free_bytes", "capacity_bytes", b"capacity_bytes", "draining", b"draining", "free_bytes", b"free_bytes", "healthy", b"healthy", "volumes", b"volumes", "volumes_max", b"volumes_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__free_bytes: _TypeAlias = typing.Literal["free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__free_bytes: _TypeAlias = typing.Literal["_free_bytes", b"_free_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_bytes) -> _WhichOneofReturnType__free_bytes | None: ...
+
+@typing.final
 class CreateNamespaceRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -61,6 +61,11 @@ class StorageStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ReleaseFailOverGroupRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.GetTarget = channel.unary_unary(
+                '/sealane.v1.Storage/GetTarget',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.GetTargetRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.TargetStatus.FromString,
+                _registered_method=True)
         self.GetNamespace = channel.unary_unary(
                 '/sealane.v1.Storage/GetNamespace',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.GetNamespaceRequest.SerializeToString,
@@ -129,6 +134,13 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTarget(self, request, context):
+        """Returns what gateways compare when they choose one of their targets for a new volume.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetNamespace(self, request, context):
         """Returns a namespace with its counters.
         """
@@ -192,6 +204,11 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.ReleaseFailOverGroup,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ReleaseFailOverGroupRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'GetTarget': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTarget,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.GetTargetRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.TargetStatus.SerializeToString,
             ),
             'GetNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNamespace,
@@ -355,6 +372,33 @@ class Storage:
             '/sealane.v1.Storage/ReleaseFailOverGroup',
             sealane_dot_protocol_dot_v1_dot_storage__pb2.ReleaseFailOverGroupRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTarget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Storage/GetTarget',
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.GetTargetRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.TargetStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class StorageStub:
     """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
     durable, and nobody serves the group then.
     """
+    GetTarget: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetTargetRequest, _storage_pb2.TargetStatus]
+    """Returns what gateways compare when they choose one of their targets for a new volume."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
     """Returns a namespace with its counters."""
     BatchGetNamespaces: _grpc.UnaryUnaryMultiCallable[_storage_pb2.BatchGetNamespacesRequest, _storage_pb2.BatchGetNamespacesResponse]
@@ -80,6 +82,8 @@ class StorageAsyncStub(StorageStub):
     """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
     durable, and nobody serves the group then.
     """
+    GetTarget: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetTargetRequest, _storage_pb2.TargetStatus]  # type: ignore[assignment]
+    """Returns what gateways compare when they choose one of their targets for a new volume."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
     """Returns a namespace with its counters."""
     BatchGetNamespaces: _aio.UnaryUnaryMultiCallable[_storage_pb2.BatchGetNamespacesRequest, _storage_pb2.BatchGetNamespacesResponse]  # type: ignore[assignment]
@@ -139,6 +143,14 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         """Ends the caller's term as the serving gateway of a fail-over group: all that it acknowledged is
         durable, and nobody serves the group then.
         """
+
+    @_abc_1.abstractmethod
+    def GetTarget(
+        self,
+        request: _storage_pb2.GetTargetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.TargetStatus, _abc.Awaitable[_storage_pb2.TargetStatus]]:
+        """Returns what gateways compare when they choose one of their targets for a new volume."""
 
     @_abc_1.abstractmethod
     def GetNamespace(

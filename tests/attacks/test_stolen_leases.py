@@ -20,11 +20,11 @@ from attacks.proxy import Proxy
 from attacks.world import HOST, TENANTS, Attacked, Cluster, attacked, pattern
 from permits import own_authorized
 from sealane.crypto.lease import Lease
-from sealane.daemon.config import GatewayConfig
 from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
 from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
 from sealane.daemon.gateway.filling import volume_key
 from sealane.daemon.gateway.supply import released_keys
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -42,7 +42,7 @@ async def holder(world: Attacked, victim: Insider) -> AsyncIterator[tuple[Lease,
     """Attach the volume at the victim's gateway, through the proxy."""
     address = world.cluster.target.addresses["target_control"]
     back_ends = VolumeBackEnds(
-        GatewayConfig(target_node="s", target_address=address),
+        Targets({"s": address}, identity=victim.identity),
         identity=victim.identity,
         broker=victim.broker,
         devices=victim.devices,

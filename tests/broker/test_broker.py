@@ -62,19 +62,30 @@ async def test_authority_survives_a_restart_and_needs_its_key(tmp_path: Path) ->
 
 
 async def test_same_request_registers_once(broker: BrokerService) -> None:
-    async def register(caller: Subject = GATEWAY, size_bytes: int = 4096) -> tuple[bytes, bool]:
+    async def register(
+        caller: Subject = GATEWAY,
+        size_bytes: int = 4096,
+        target_node: str = "s",
+        *,
+        any_target: bool = False,
+    ) -> tuple[bytes, bool]:
         answer = await broker.register_volume(
             caller,
             request_id=REQUEST,
             display_name="d",
             size_bytes=size_bytes,
-            target_node="s",
+            target_node=target_node,
+            any_target=any_target,
         )
         return answer.volume.descriptor, answer.is_new
 
     first, is_new = await register()
     assert is_new
     assert await register() == (first, False)
+    assert await register(target_node="s2", any_target=True) == (first, False)
+    with pytest.raises(UsageError) as caught:
+        await register(target_node="s2")
+    assert caught.value.reason == "volume.request.exists"
     assert (await register(_subject(tenant="other")))[1]
     with pytest.raises(UsageError) as caught:
         await register(size_bytes=8192)

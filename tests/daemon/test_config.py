@@ -135,6 +135,44 @@ MISTAKES = {
             "data is not encrypted [config.value]"
         ),
     ),
+    "gateway without a target": (
+        NODE + ENROLMENT + '[gateway]\ntarget_node = "t"\n',
+        (
+            'gateway: found {"target_node": "t"}; allowed: either target_node and target_address, '
+            "or [[gateway.targets]] [config.value]"
+        ),
+    ),
+    "both forms of targets": (
+        NODE
+        + ENROLMENT
+        + '[gateway]\ntarget_node = "t"\ntarget_address = "h:1"\n'
+        + '[[gateway.targets]]\nnode = "u"\naddress = "h:2"\n',
+        (
+            'gateway: found {"target_node": "t", "target_address": "h:1", "targets": [{"node": '
+            '"u", "addr…; allowed: either target_node and target_address, or [[gateway.targets]] '
+            "[config.value]"
+        ),
+    ),
+    "a target twice": (
+        NODE
+        + ENROLMENT
+        + '[[gateway.targets]]\nnode = "u"\naddress = "h:2"\n'
+        + '[[gateway.targets]]\nnode = "u"\naddress = "h:3"\n',
+        (
+            'gateway.targets: found [{"node": "u", "address": "h:2"}, {"node": "u", '
+            '"address": "h:3"}]; allowed: nodes and addresses without duplicates [config.value]'
+        ),
+    ),
+    "an address of two targets": (
+        NODE
+        + ENROLMENT
+        + '[[gateway.targets]]\nnode = "u"\naddress = "h:2"\n'
+        + '[[gateway.targets]]\nnode = "v"\naddress = "h:2"\n',
+        (
+            'gateway.targets: found [{"node": "u", "address": "h:2"}, {"node": "v", '
+            '"address": "h:2"}]; allowed: nodes and addresses without duplicates [config.value]'
+        ),
+    ),
     "plain subsystem open to the network": (
         NODE
         + ENROLMENT
@@ -534,6 +572,29 @@ def test_every_third_party_has_its_own_name_and_namespace(
     else:
         with pytest.raises(UsageError, match="names and namespaces without duplicates"):
             load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('target_node = "t"\ntarget_address = "h:1"\n', {"t": "h:1"}),
+        (
+            (
+                '[[gateway.targets]]\nnode = "t"\naddress = "h:1"\n'
+                '[[gateway.targets]]\nnode = "a"\naddress = "h:2"\n'
+            ),
+            {"t": "h:1", "a": "h:2"},
+        ),
+    ],
+)
+def test_the_targets_of_a_gateway_have_a_short_form(
+    text: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f"{NODE}{ENROLMENT}[gateway]\n{text}")
+    gateway = load_config(path).gateway
+    assert gateway is not None
+    assert [*gateway.addresses.items()] == [*expected.items()]
 
 
 def test_who_may_be_a_job_is_not_for_everybody_to_say(tmp_path: Path) -> None:

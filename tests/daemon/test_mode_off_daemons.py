@@ -99,7 +99,8 @@ async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
             metrics = await asyncio.to_thread(_metrics, gateway)
             volume_id = made["name"].removeprefix("volumes/")
             assert (
-                f'sealane_gateway_volume_writes_total{{mode="off",volume="{volume_id}"}}' in metrics
+                f'sealane_gateway_volume_writes_total{{mode="off",target="s",volume="{volume_id}"}}'
+                in metrics
             )
             ctl(gateway, "detach", made["name"])
             ended = sealanectl("--socket", gateway.socket, "volume", "delete", "--yes", big["name"])

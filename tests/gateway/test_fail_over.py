@@ -18,6 +18,7 @@ from sealane.daemon.gateway.back_end import AssociationEpochs, BackEnd, QueueNam
 from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
 from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import QueueGrant
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.unflushed import Unflushed
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
@@ -73,14 +74,15 @@ async def test_a_target_that_can_not_fence_is_refused(
             return storage_pb2.Namespace(fail_over=is_known)
 
     @contextlib.asynccontextmanager
-    async def channel(self: object) -> AsyncIterator[None]:
+    async def channel(self: object, node: str) -> AsyncIterator[None]:
         yield None
 
     monkeypatch.setattr(back_ends.storage_pb2_grpc, "StorageStub", Stub)
-    monkeypatch.setattr(VolumeBackEnds, "target_channel", channel)
+    monkeypatch.setattr(Targets, "channel", channel)
     none = cast("Any", None)
-    config = cast("Any", type("Config", (), {"target_node": "s"})())
-    made = VolumeBackEnds(config, identity=none, broker=none, devices=none, third_parties=none)
+    made = VolumeBackEnds(
+        Targets({}, identity=none), identity=none, broker=none, devices=none, third_parties=none
+    )
     refused = (
         contextlib.nullcontext()
         if is_known

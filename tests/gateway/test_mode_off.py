@@ -71,7 +71,7 @@ async def test_volume_of_mode_off_is_filled_before_it_can_be_attached(
     assert "C5" in shown.claims
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     assert capsys.readouterr().out.count("volume_without_freshness") == 2
-    assert [*world.volumes.statistics()] == [(volume_id, "off")]
+    assert [*world.volumes.statistics()] == [(volume_id, "off", "s")]
 
 
 async def test_filling_goes_on_after_a_failure_and_in_the_next_process(world: World) -> None:

@@ -1,6 +1,7 @@
 """A drain's end, a stop and a revocation wait for volumes that are being put aside."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -148,10 +149,11 @@ async def test_a_volume_that_waited_for_its_turn_does_not_return_during_a_drain(
     await world.end_gateway()
     await world.start_gateway()
     returning = world.volumes._returning
-    monkeypatch.setattr(returning, "_turns", asyncio.Semaphore(0))
+    turn = asyncio.Semaphore(0)
+    monkeypatch.setattr(returning, "_turns", defaultdict(lambda: turn))
     await asyncio.sleep(0)
     draining = Draining(world)
-    returning._turns.release()
+    turn.release()
     await asyncio.sleep(0.1)
     assert not world.gateway.attached
     await draining.role.end_drain()

@@ -18,8 +18,10 @@ from sealane.daemon.gateway.attached import Attached
 from sealane.daemon.gateway.back_ends import VolumeBackEnd
 from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.gateway.data_path import AttachedVolume
+from sealane.daemon.gateway.grants import OpenQueue
 from sealane.daemon.gateway.leases import LeaseCache
 from sealane.daemon.gateway.supply import Supply, released_keys
+from sealane.daemon.gateway.targets import Place
 from sealane.daemon.gateway.unflushed import Unflushed
 from sealane.daemon.volume.events import EventLog
 from sealane.errors import UsageError, VerificationError
@@ -41,6 +43,7 @@ class EpochBroker:
     tenant: str = "t"
     questions: int = 0
     shares: list[broker_pb2.VolumeShare] = field(default_factory=list)
+    target: str = "s"
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         self.questions += 1
@@ -48,6 +51,7 @@ class EpochBroker:
         if not self.tenant:
             raise UsageError("volume.not_found", "there is no such volume")
         return broker_pb2.VolumeDescriptor(
+            target_node=self.target,
             volume_id=volume_id,
             tenant=self.tenant,
             shares=self.shares,
@@ -129,6 +133,7 @@ class World:
         return Supply(
             self.attached,
             tenant=lambda: "t",
+            targets=lambda: ("s", "s2"),
             broker=client,
             leases=LeaseCache(client),
             events=self.events,
@@ -157,7 +162,9 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
         port=cast("AttachedVolume", port),
         leases=holder,
         host_nqn="nqn.h",
-        back_end=cast("VolumeBackEnd", None),
+        back_end=VolumeBackEnd(
+            open_queue=cast("OpenQueue", None), place=Place(descriptor.target_node)
+        ),
         unflushed=cast("Unflushed", None),
     )
     return World(broker, {VOLUME: attached}, port, EventLog("g"))
@@ -290,3 +297,19 @@ async def test_a_reader_follows_key_epochs_without_a_lease(world: World) -> None
         await asyncio.sleep(0.02)
     assert attached.descriptor.key_epoch == 2
     assert world.broker.arena.counters_free(uuid.UUID(VOLUME)) == granted
+
+
+async def test_a_volume_whose_device_has_moved_is_followed_to_its_new_target(world: World) -> None:
+    attached = world.attached[VOLUME]
+    assert attached.target == "s"
+    with world.events.subscribed(VOLUME) as events:
+        async with world.supplied():
+            world.broker.target = "s2"
+            await until(lambda: attached.target == "s2")
+            event = await anext(aiter(events))
+            # There it can't be reached.
+            world.broker.target = "s3"
+            questions = world.broker.questions
+            await until(lambda: world.broker.questions > questions + 2)
+    assert (event.kind, event.detail) == ("target_changed", "s to s2")
+    assert attached.target == "s2"

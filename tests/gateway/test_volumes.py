@@ -2,8 +2,11 @@
 
 import asyncio
 import base64
+import contextlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import grpc
@@ -15,11 +18,15 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.crypto.queue import VERSION
 from sealane.daemon.gateway.grants import QueueGrant
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.volumes import Via
+from sealane.daemon.node.target_view import TargetState, TargetView
 from sealane.daemon.runtime.servers import (
     MESSAGE_BYTES_MAX,
     METADATA_BYTES_MAX,
 )
+from sealane.daemon.runtime.space import Space
+from sealane.daemon.target.control import NAMESPACES_MAX
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.events import Event
 from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
@@ -425,3 +432,87 @@ async def test_volume_on_a_third_party_grows_detached_only(world: World) -> None
     await world.volumes.detach(made.volume_id)
     assert (await world.volumes.resize(made.volume_id, size_bytes=8192)).sector_count == 2
     assert world.third_parties.resized == [2]
+
+
+async def test_a_target_says_what_gateways_compare(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(world)
+    found = world.storage.status()
+    assert (found.volumes, found.volumes_max, found.healthy) == (1, NAMESPACES_MAX, True)
+    assert not found.HasField("free_bytes")
+    space = Space(
+        place="volumes",
+        directory=Path("/unused"),
+        capacity=100,
+        free=70,
+        reserve=1,
+        promised=30,
+        state="good",
+    )
+    for given, free in (
+        (space, 40),
+        (replace(space, promised=80), 0),
+        (replace(space, state="full"), 0),
+        (replace(space, state="unknown"), 0),
+    ):
+        monkeypatch.setattr(world.storage, "_room", lambda given=given: given)
+        found = world.storage.status()
+        assert (found.free_bytes, found.capacity_bytes) == (free, 100)
+    monkeypatch.setattr(world.target, "statistics", lambda _: {"failed": 1})
+    assert world.storage.failed_stores()
+    assert not world.storage.status().healthy
+    monkeypatch.undo()
+    world.storage.failed_stores()
+    world.storage.is_draining = True
+    # As the gateway sees it.
+    async with contextlib.aclosing(_looks(world)) as looks:
+        view = await anext(looks)
+    assert (view.node, view.state, view.volumes) == ("s", TargetState.DRAINING, 1)
+
+
+async def _looks(world: World) -> AsyncIterator[TargetView]:
+    reported: asyncio.Queue[bool] = asyncio.Queue()
+    targets = Targets(
+        {"s": world.addresses["target"]},
+        identity=world.identities["gateway"],
+        report=reported.put,
+    )
+    looking = asyncio.ensure_future(targets.keep_looked_at())
+    try:
+        await reported.get()
+        yield targets.views()[0]
+    finally:
+        looking.cancel()
+
+
+async def test_a_volume_on_a_target_that_is_not_configured_is_refused(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes._targets.apply({"other": world.addresses["target"]}, volumes_of=_no_volumes)
+    for call in (
+        world.volumes.attach(volume_id, host_nqn=HOST, via=Via()),
+        world.volumes.delete(volume_id),
+        world.volumes.resize(volume_id, size_bytes=2 << 20),
+        world.volumes.stores.start_job(volume_id, storage_pb2.JobStart(kind="scrub")),
+    ):
+        with pytest.raises(UsageError, match="'s'") as caught:
+            await call
+        assert caught.value.reason == "volume.target.unknown"
+    descriptor = await world.volumes.get(volume_id)
+    assert await world.volumes.stores.statuses([descriptor]) == {volume_id: "volume.target.unknown"}
+    assert await world.volumes.on_targets({"s"}) == {f"volumes/{volume_id}": "s"}
+    assert await world.volumes.on_targets({"other"}) == {}
+
+
+async def _no_volumes(nodes: Collection[str]) -> dict[str, str]:
+    return {}
+
+
+async def test_a_target_that_is_away_is_not_asked_for_statuses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = await world.volumes.get(await create(world))
+    away = UnavailableError("peer.unreachable", "connection refused")
+    monkeypatch.setattr(world.volumes._targets, "absence", {"s": away}.get)
+    statuses = await world.volumes.stores.statuses([descriptor])
+    assert statuses == {descriptor.volume_id: "peer.unreachable"}

@@ -20,11 +20,11 @@ from patience import PATIENCE_SECONDS
 from permits import own_authorized
 from sealane.client import Volume, connect
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.config import GatewayConfig
 from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
 from sealane.daemon.gateway.data_path import Gateway
 from sealane.daemon.gateway.filling import volume_key
 from sealane.daemon.gateway.supply import released_keys
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.nvme.constants import Status
@@ -208,7 +208,7 @@ async def _attached_by(
     """Yield a guest's gateway that lets its host write, with invented IVs."""
     descriptor = await member.broker.descriptor(_id(volume))
     back_ends = VolumeBackEnds(
-        GatewayConfig(target_node="s", target_address=cluster.target.addresses["target_control"]),
+        Targets({"s": cluster.target.addresses["target_control"]}, identity=member.identity),
         identity=member.identity,
         broker=member.broker,
         devices=member.devices,

@@ -38,7 +38,7 @@ from sealane.crypto.queue import (
     derive_queue_secret,
 )
 from sealane.crypto.share import open_share, seal_share
-from sealane.daemon.config import UNIT_BYTES, GatewayConfig
+from sealane.daemon.config import UNIT_BYTES
 from sealane.daemon.fabric.establishment import Initiation
 from sealane.daemon.fabric.servicer import answer_of, establish_request
 from sealane.daemon.fabric.shown import own_shown, responder_shown
@@ -46,6 +46,7 @@ from sealane.daemon.gateway.back_ends import Via, VolumeBackEnds
 from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
 from sealane.daemon.gateway.grants import OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.gateway.queue_opening import QueueOpening
+from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.node.channels import Channels, Own
 from sealane.daemon.runtime.call_keys import CallKeys, CallKeysServicer
@@ -398,7 +399,7 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
         port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
         back_ends = VolumeBackEnds(
-            GatewayConfig(target_node="s2", target_address=f"127.0.0.1:{port}"),
+            Targets({"s2": f"127.0.0.1:{port}"}, identity=gateway.identity),
             identity=gateway.identity,
             broker=gateway.broker,
             devices=gateway.devices,
