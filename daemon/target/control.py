@@ -26,11 +26,13 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.fail_over import FailOver, kept_with
 from sealane.daemon.target.queue_admission import QueueAdmission
+from sealane.daemon.target.reports import Reports
 from sealane.daemon.target.unopened import Unopened
 from sealane.daemon.volume.descriptors import lasting, open_descriptor
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
 from sealane.daemon.volume.kept_jobs import VolumeJobs
 from sealane.daemon.volume.store_status import opening_status, store_status
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -63,16 +65,18 @@ class StorageService:
         authorizations: Authorizations,
         device: Device | None = None,
         catalogue: AnchoredCatalogue | None = None,
+        reports: Reports | None = None,
     ) -> None:
         """Serve `target`, whose attested KEM key is `kem`.
 
         `store_anchor` is the kind of anchor of its stores. Volumes that outlive the process are on
-        `device`, in `catalogue`.
+        `device`, in `catalogue`. Take-overs go to `reports`.
         """
         self._target = target
         self._authorizations = authorizations
         self._device = device
         self._catalogue = catalogue
+        self.reports = reports
         self._loss: Error | None = None
         self._node = node
         self._store = store
@@ -660,6 +664,10 @@ class _FencedVolume:
 
     async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
         await self.service.keep_groups(self.volume_id, groups)
+
+    def report(self, take_over: TakeOver) -> None:
+        if self.service.reports is not None:
+            self.service.reports.note_take_over(self.volume_id, take_over)
 
 
 def _bare(signed: broker_pb2.SignedVolumeDescriptor) -> broker_pb2.SignedVolumeDescriptor:

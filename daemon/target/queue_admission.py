@@ -200,4 +200,5 @@ def claim_of(message: storage_pb2.GroupClaim) -> GroupClaim:
         is_take_over=message.take_over,
         accepts_loss=message.accept_loss,
         incarnation=message.incarnation,
+        by_operator=message.operator,
     )

@@ -9,6 +9,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from sealane.client import Client, Volume, connect
 from sealane.daemon.target.fail_over import TAKE_OVER_SECONDS_MIN
 from sealane.errors import Error
 from sealane.protocol.nvme.constants import AnaState
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 from stopped import frozen
 
@@ -40,6 +43,7 @@ class Cluster:
     first: Daemon
     second: Daemon
     start_target: Callable[[], Daemon]
+    audit_log: FilePath
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,12 @@ def cluster() -> Iterator[Cluster]:
             )
             for name in ("g", "h")
         ]
-        yield Cluster(target, *gateways, lambda: stack.enter_context(daemon(config)))
+        yield Cluster(
+            target,
+            *gateways,
+            lambda: stack.enter_context(daemon(config)),
+            root / "broker" / "audit.jsonl",
+        )
 
 
 def host_of(volume: Volume) -> HostController:
@@ -215,6 +224,9 @@ async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair
     await second.check(versions[2])
     assert await second.ana() == AnaState.OPTIMIZED
     await first.close()
+    assert [r["detail"]["cause"] for r in await recorded_take_overs(cluster, pair.on_first)] == [
+        "host"
+    ]
     # It stands by, and takes over in its turn.
     await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
     assert await first.ana() == AnaState.NON_OPTIMIZED
@@ -233,6 +245,22 @@ async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair
         and line["volume_id"] == pair.on_first.name.removeprefix("volumes/")
     ]
     assert len(fenced) == 1
+
+
+async def recorded_take_overs(cluster: Cluster, volume: Volume) -> list[dict[str, Any]]:
+    """Return the records of the volume's take-overs once the broker has any."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            records = [json.loads(line) for line in cluster.audit_log.read_text().splitlines()]
+            found = [
+                record
+                for record in records
+                if record["kind"] == "device.take_over"
+                and f"volumes/{record['detail']['volume_id']}" == volume.name
+            ]
+            if found:
+                return found
+            await asyncio.sleep(0.1)
 
 
 async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
@@ -279,3 +307,10 @@ async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pai
                 "--socket", at.socket, "volume", "takeover", name, "--yes", "-o", "json"
             )
         assert json.loads(taken.stdout)["attachment"]["fail_over"] == "active"
+    records = await recorded_take_overs(cluster, pair.on_first)
+    assert [(r["detail"]["cause"], r["detail"]["accepts_loss"]) for r in records] == [
+        ("operator", False)
+    ]
+    assert records[0]["subject"] == "spiffe://sealane/target/s"
+    ends = (records[0]["detail"]["fenced"], records[0]["detail"]["gateway"])
+    assert ends == (gateway_nqn("g"), gateway_nqn("h"))
