@@ -296,6 +296,28 @@ async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
         await path.close()
 
 
+async def test_a_gateway_that_its_host_had_left_stands_by_when_the_host_is_back(
+    pair: Pair,
+) -> None:
+    versions = [secrets.token_bytes(16) for _ in range(2)]
+    first, second = Path(pair.on_first), Path(pair.on_second)
+    await first.write(versions[0])
+    await first.close()
+    await second.write(versions[1])
+    found: AnaState | None = None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while found != AnaState.NON_OPTIMIZED:
+            try:
+                found = await first.ana()
+            except (Error, OSError):
+                await first.close()
+                await asyncio.sleep(0.1)
+    assert await states(pair) == ["standby", "active"]
+    await second.check(versions[1])
+    for path in (first, second):
+        await path.close()
+
+
 async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pair) -> None:
     name = pair.on_first.name
     for at in (cluster.first, cluster.second):
