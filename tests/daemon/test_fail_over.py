@@ -33,6 +33,8 @@ MIB = 1 << 20
 SECTOR = 4096
 WRITES = 16
 """Sectors that the host writes at a time."""
+CLIENT_SECONDS = 20.0
+"""How long a client's write may take when its gateway freezes: its keep-alive time-out as well."""
 TAKE_OVER_SECONDS = 3.0
 """How long a write over the standby may take, take-over included (docs/operate/fail-over.md)."""
 
@@ -261,6 +263,29 @@ async def recorded_take_overs(cluster: Cluster, volume: Volume) -> list[dict[str
             if found:
                 return found
             await asyncio.sleep(0.1)
+
+
+async def test_a_clients_disk_goes_on_over_the_other_gateway(cluster: Cluster, pair: Pair) -> None:
+    versions = [secrets.token_bytes(16) * (SECTOR // 16) for _ in range(4)]
+    took = 0.0
+    async with pair.first.open(pair.on_first, standbys=[pair.on_second]) as disk:
+        await disk.write(0, versions[0])
+        serving = cluster.first if await states(pair) == ["active", "standby"] else cluster.second
+        with frozen(serving.process.pid):
+            # The frozen gateway has received it, and carries it out if nothing fences it.
+            began = time.monotonic()
+            await disk.write(0, versions[1])
+            took = time.monotonic() - began
+            await disk.write(0, versions[2])
+        await asyncio.sleep(1)
+        assert await disk.read(0, SECTOR) == versions[2]
+        # Another fence is allowed then.
+        await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
+        now = cluster.second if serving is cluster.first else cluster.first
+        with frozen(now.process.pid):
+            await disk.write(0, versions[3])
+        assert await disk.read(0, SECTOR) == versions[3]
+    assert took < CLIENT_SECONDS
 
 
 async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
