@@ -79,7 +79,7 @@ packages: ## install the Debian packages for lab, fuzzing, aarch64 and the tests
 	rm -f $(STAMP)/tpm # the next build finds the TPM's library
 
 .PHONY: lab
-lab: build ## all tests with stock Linux kernels as hosts and targets (15 minutes)
+lab: build ## all tests with stock Linux kernels as hosts and targets (25 minutes)
 	$(BIN)/pytest tests/kernel_lab -m lab --durations=0 $(ARGS)
 
 .PHONY: lab-short

@@ -25,7 +25,7 @@ from sealane.client.grants import listen_session, listen_sessions, open_session
 from sealane.client.listener import Listener
 from sealane.client.session import Session
 from sealane.client.trace_context import TraceContext
-from sealane.client.volume import Volume, front_end_of
+from sealane.client.volume import Volume, front_end_of, standby_ends
 from sealane.client.volumes import Volumes
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.refusal import LINE_BYTES_MAX, refusal_of
@@ -142,17 +142,21 @@ class Client:
         queue_count: int = 2,
         timeout_seconds: float = 60.0,
         hold_seconds: float = 60.0,
+        standbys: Sequence[Volume] = (),
     ) -> Disk:
         """Read and write a volume that `attach` returned: `async with client.open(volume) as disk`.
 
         `timeout_seconds` bounds one command. `hold_seconds` is how long a failing call is retried
-        while the gateway, or the target behind it, is unavailable.
+        while the gateway, or the target behind it, is unavailable. `standbys`: what `attach` with
+        `fail_over` returned at other gateways, over which the disk goes on when this one is lost.
+        UsageError `disk.paths` unless all are attached so, for the same host.
         """
         return Disk(
             front_end_of(volume),
             queue_count=queue_count,
             timeout_seconds=timeout_seconds,
             hold_seconds=hold_seconds,
+            standbys=standby_ends(volume, standbys),
         )
 
     def open_session(

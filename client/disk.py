@@ -44,6 +44,7 @@ class DiskHandle:
     queue_count: int = 2
     timeout_seconds: float = 60.0
     hold_seconds: float = 60.0
+    standbys: tuple[FrontEnd, ...] = ()
 
     def open(self) -> "Disk":
         """Return an asynchronous disk: `async with handle.open() as disk`."""
@@ -52,6 +53,7 @@ class DiskHandle:
             queue_count=self.queue_count,
             timeout_seconds=self.timeout_seconds,
             hold_seconds=self.hold_seconds,
+            standbys=self.standbys,
         )
 
 
@@ -75,7 +77,9 @@ class Disk:
         queue_count: int = 2,
         timeout_seconds: float = 60.0,
         hold_seconds: float = 60.0,
+        standbys: Sequence[FrontEnd] = (),
     ) -> None:
+        """Use `front_end`, or one of `standbys`: those of other gateways of its fail-over group."""
         if not 1 <= queue_count <= QUEUES_MAX:
             raise UsageError("disk.queues", f"{queue_count} queues; allowed: 1 to {QUEUES_MAX}")
         self._queues = DiskQueues(
@@ -83,12 +87,14 @@ class Disk:
             queue_count=queue_count,
             timeout_seconds=timeout_seconds,
             hold_seconds=hold_seconds,
+            standbys=standbys,
         )
         self._handle = DiskHandle(
             front_end=front_end,
             queue_count=queue_count,
             timeout_seconds=timeout_seconds,
             hold_seconds=hold_seconds,
+            standbys=tuple(standbys),
         )
         self._turns = asyncio.Semaphore(OPERATIONS_MAX)
         self._changing: dict[int, tuple[asyncio.Lock, int]] = {}

@@ -5,13 +5,14 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sealane.client.forks import check_process
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.constants import AnaState
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.errors import NvmeStatusError
@@ -35,6 +36,10 @@ _FUSED_COMPARE_AND_WRITE: Final = 0x01
 # Command Interrupted, Transient Transport Error, Namespace Not Ready, and the path related ones
 # (NVMe Base 2.0, figures 98 and 102): the command succeeds once their cause has gone.
 _PASSING: Final = {0x021, 0x022, 0x082, 0x300, 0x302, 0x303}
+_OTHER_PATH_SECONDS: Final = 0.5
+"""How long an optimized path is waited for once another one is connected."""
+_RANKS: Final = {AnaState.OPTIMIZED: 0, AnaState.NON_OPTIMIZED: 1}
+_WORST_RANK: Final = 2
 # Compare Failure is a result: a retry would have the same.
 _ANSWERS: Final = {0x285}
 
@@ -57,6 +62,8 @@ class _Association:
     namespace: NamespaceIdentity
     queues: list[VolumeQueue]
     has_compare_and_write: bool
+    rank: int = 0
+    """The path's place among others, by its ANA state: 0 is the best."""
 
     async def close(self) -> None:
         for queue in self.queues:
@@ -69,6 +76,11 @@ class DiskQueues:
 
     `timeout_seconds` bounds one command, `hold_seconds` the retries of a call after its first
     failure. A call whose queue was lost is repeated, so it must be idempotent.
+
+    With `standbys`, one path at a time is used: the optimized one, otherwise the first to answer.
+    A lost path is closed before the next one is used. That alone doesn't end the commands that its
+    gateway has received: the front ends must be of one fail-over group, in which the target fences
+    that gateway before another one carries out anything (docs/operate/fail-over.md).
     """
 
     def __init__(
@@ -78,8 +90,10 @@ class DiskQueues:
         queue_count: int,
         timeout_seconds: float,
         hold_seconds: float,
+        standbys: Sequence[FrontEnd] = (),
     ) -> None:
         self._front_end = front_end
+        self._paths = (front_end, *standbys)
         self._queue_count = queue_count
         self._timeout_seconds = timeout_seconds
         self._hold_seconds = hold_seconds
@@ -208,7 +222,52 @@ class DiskQueues:
             self._connecting = None
 
     async def _connect(self) -> _Association:
-        front = self._front_end
+        if len(self._paths) == 1:
+            return await self._connect_to(self._front_end)
+        return await self._connect_to_best()
+
+    async def _connect_to_best(self) -> _Association:
+        """Try all paths at once; return the best of those that answer soon after the first."""
+        attempts = TaskOwner()
+        results: asyncio.Queue[_Association | Error] = asyncio.Queue()
+
+        async def attempt(front: FrontEnd) -> None:
+            try:
+                results.put_nowait(await self._connect_to(front))
+            except Error as error:
+                results.put_nowait(error)
+
+        connected: list[_Association] = []
+        failures: list[Error] = []
+        best: _Association | None = None
+        try:
+            for front in self._paths:
+                attempts.start(attempt(front), name="disk-path")
+            with contextlib.suppress(TimeoutError):
+                for _ in self._paths:
+                    async with asyncio.timeout(_OTHER_PATH_SECONDS if connected else None):
+                        result = await results.get()
+                    if isinstance(result, Error):
+                        failures.append(result)
+                        continue
+                    connected.append(result)
+                    if result.rank == 0:
+                        break
+            best = min(connected, key=lambda each: each.rank, default=None)
+        finally:
+            await attempts.close()
+            while not results.empty():
+                if isinstance(late := results.get_nowait(), _Association):
+                    connected.append(late)
+            for each in connected:
+                if each is not best:
+                    await each.close()
+        if best is None:
+            # One path that may come back is enough to go on trying.
+            raise min(failures, key=lambda error: isinstance(error, VerificationError))
+        return best
+
+    async def _connect_to(self, front: FrontEnd) -> _Association:
         host = HostController(
             traddr=front.traddr,
             trsvcid=front.trsvcid,
@@ -236,10 +295,19 @@ class DiskQueues:
                 raise VerificationError(
                     "disk.changed", f"the namespace is {namespace}, was {self._namespace}"
                 )
+            rank = 0
+            if len(self._paths) > 1:
+                states = await host.ana_states()
+                state = states.get(front.namespace_id, AnaState.OPTIMIZED)
+                rank = _RANKS.get(state, _WORST_RANK)
             undo.pop_all()
         fused = host.identity.fused_commands & _FUSED_COMPARE_AND_WRITE
         return _Association(
-            host=host, namespace=namespace, queues=queues, has_compare_and_write=bool(fused)
+            host=host,
+            namespace=namespace,
+            queues=queues,
+            has_compare_and_write=bool(fused),
+            rank=rank,
         )
 
     def _report(self, host: HostController, event: ControllerEvent) -> None:

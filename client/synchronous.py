@@ -707,11 +707,14 @@ class Client(Facade):
         queue_count: int = 2,
         timeout_seconds: float = 60.0,
         hold_seconds: float = 60.0,
+        standbys: Sequence[Volume] = (),
     ) -> Disk:
         """Read and write a volume that `attach` returned: `with client.open(volume) as disk`.
 
         `timeout_seconds` bounds one command. `hold_seconds` is how long a failing call is retried
-        while the gateway, or the target behind it, is unavailable.
+        while the gateway, or the target behind it, is unavailable. `standbys`: what `attach` with
+        `fail_over` returned at other gateways, over which the disk goes on when this one is lost.
+        UsageError `disk.paths` unless all are attached so, for the same host.
         """
         return Disk(
             self.loop,
@@ -720,6 +723,7 @@ class Client(Facade):
                 queue_count=queue_count,
                 timeout_seconds=timeout_seconds,
                 hold_seconds=hold_seconds,
+                standbys=standbys,
             ),
         )
 

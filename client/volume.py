@@ -1,6 +1,7 @@
 """Volumes, their attachments and their events."""
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sealane.client.disk_queues import FrontEnd
@@ -87,6 +88,29 @@ def front_end_of(volume: Volume) -> FrontEnd:
         host_nqn=a.host_nqn,
         secret=a.dhchap_secret,
     )
+
+
+def standby_ends(volume: Volume, standbys: Sequence[Volume]) -> list[FrontEnd]:
+    """Return the front ends of a volume at other gateways, between which a client may change.
+
+    UsageError `disk.paths` unless all are attached with fail-over, for the same host: without the
+    fence of a fail-over group, a write that a lost path still holds could undo a newer one.
+    """
+    if not standbys:
+        return []
+    first, *others = [front_end_of(each) for each in (volume, *standbys)]
+    for each, end in zip(standbys, others, strict=True):
+        is_same = (end.subsystem_nqn, end.namespace_id, end.host_nqn) == (
+            first.subsystem_nqn,
+            first.namespace_id,
+            first.host_nqn,
+        )
+        if not is_same:
+            raise UsageError("disk.paths", f"{each.name} is another volume, or for another host")
+    for each in (volume, *standbys):
+        if each.attachment is None or not each.attachment.fail_over:
+            raise UsageError("disk.paths", f"{each.name} isn't attached with fail-over at each end")
+    return others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

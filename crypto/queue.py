@@ -8,7 +8,7 @@ changed value gives keys that don't match.
 
 import hashlib
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sealane.crypto.encoding import fields
@@ -42,6 +42,8 @@ class GroupClaim:
     accepts_loss: bool = False
     incarnation: int = 0
     """Incarnation of the target that has all that the gateway has acknowledged; 0: nothing."""
+    by_operator: bool = field(default=False, compare=False)
+    """Whether an operator asked; for reports only, and not bound by an offer."""
 
     def __post_init__(self) -> None:
         if len(self.group) != GROUP_BYTES:

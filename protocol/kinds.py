@@ -78,6 +78,14 @@ class JobKind(StrEnum):
     """Issue fast-path MACs again."""
 
 
+class TakeOverCause(StrEnum):
+    """Why a gateway of a fail-over group took over from another."""
+
+    HOST = "host"
+    """The host's commands arrived at it."""
+    OPERATOR = "operator"
+
+
 class JobOrder(StrEnum):
     """What a job can be told."""
 

@@ -16,7 +16,9 @@ from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.device.anchors.anchor import Anchored, Change
 from sealane.daemon.runtime.calls import Authorizer, Context, parse_uuid
 from sealane.daemon.volume.jobs import job_kind
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import UsageError
+from sealane.protocol.kinds import TakeOverCause
 from sealane.protocol.v1 import devices_pb2, devices_pb2_grpc
 
 _Recorded: TypeAlias = contextlib.AbstractAsyncContextManager[None]
@@ -98,6 +100,29 @@ class DevicesServicer(devices_pb2_grpc.DevicesServicer):
                     found=request.found,
                     repaired=request.repaired,
                     reasons=tuple(request.reasons),
+                ),
+            )
+        return empty_pb2.Empty()
+
+    async def ReportTakeOver(
+        self, request: devices_pb2.ReportTakeOverRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """Record that a gateway took over."""
+        caller = self._caller(context)
+        async with self._recorded("device.take_over", caller, request.device_id):
+            await self._devices.record_take_over(
+                caller,
+                device_id=_device_id(request.device_id),
+                fencing_epoch=request.fencing_epoch,
+                volume_id=parse_uuid(request.volume_id, what="volume"),
+                take_over=TakeOver(
+                    tenant=request.tenant,
+                    group=request.group,
+                    host_nqn=request.host_nqn,
+                    fenced=request.fenced,
+                    term=request.term,
+                    cause=_cause(request.cause),
+                    accepts_loss=request.accepts_loss,
                 ),
             )
         return empty_pb2.Empty()
@@ -211,6 +236,15 @@ def _message(entry: Entry) -> devices_pb2.Device:
         opened.FromDatetime(entry.opened_at)
         message.open_time.CopyFrom(opened)
     return message
+
+
+def _cause(text: str) -> TakeOverCause:
+    try:
+        return TakeOverCause(text)
+    except ValueError:
+        raise UsageError(
+            "device.request", f"cause {text[:80]!r}; allowed: {', '.join(TakeOverCause)}"
+        ) from None
 
 
 def _device_id(text: str) -> uuid.UUID:

@@ -19,6 +19,7 @@ from typing import Final, Literal
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
+from sealane.crypto.queue import GROUP_BYTES
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
@@ -40,8 +41,10 @@ from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, JobKind
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import devices_pb2
 
 DeviceInit = Literal["first-come", "authorized"]
@@ -237,6 +240,41 @@ class Devices:
             found=findings.found,
             repaired=findings.repaired,
             reasons=[*findings.reasons],
+        )
+
+    async def record_take_over(
+        self,
+        caller: Subject,
+        *,
+        device_id: uuid.UUID,
+        fencing_epoch: int,
+        volume_id: uuid.UUID,
+        take_over: TakeOver,
+    ) -> None:
+        """Record a take-over; UsageError `device.request`, errors of `check`."""
+        longest = max(len(nqn.encode()) for nqn in (take_over.host_nqn, take_over.fenced))
+        if len(take_over.group) != GROUP_BYTES or longest > NQN_BYTES_MAX:
+            raise UsageError(
+                "device.request",
+                f"a group's name of {len(take_over.group)} bytes, an NQN of {longest}; allowed: "
+                f"{GROUP_BYTES}, and at most {NQN_BYTES_MAX}",
+            )
+        if not NAME_PATTERN.fullmatch(take_over.tenant):
+            raise UsageError("device.request", "the tenant's name is malformed")
+        await self._held(caller, device_id, fencing_epoch)
+        await self.audit.record(
+            "device.take_over",
+            subject=caller.spiffe_id,
+            outcome="done",
+            device_id=str(device_id),
+            volume_id=str(volume_id),
+            tenant=take_over.tenant,
+            group=take_over.group.hex(),
+            gateway=take_over.host_nqn,
+            fenced=take_over.fenced,
+            term=take_over.term,
+            cause=take_over.cause,
+            accepts_loss=take_over.accepts_loss,
         )
 
     async def check(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:

@@ -17,6 +17,7 @@ from sealane.daemon.node.brokers import Brokers
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.peers import ServedDevice
 from sealane.daemon.volume.jobs import REASONS_MAX, Job
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 from sealane.protocol.v1 import devices_pb2
@@ -130,6 +131,26 @@ class DeviceClient:
         )
         await self._brokers.call(
             lambda channel: DevicesStub(channel).ReportFindings(request, timeout=_CALL_SECONDS)
+        )
+
+    async def report_take_over(
+        self, served: ServedDevice, volume_id: uuid.UUID, take_over: TakeOver
+    ) -> None:
+        """Have the broker record that a gateway took over."""
+        request = devices_pb2.ReportTakeOverRequest(
+            device_id=str(served.device_id),
+            fencing_epoch=served.fencing_epoch,
+            volume_id=str(volume_id),
+            tenant=take_over.tenant,
+            group=take_over.group,
+            host_nqn=take_over.host_nqn,
+            fenced=take_over.fenced,
+            term=take_over.term,
+            cause=take_over.cause,
+            accepts_loss=take_over.accepts_loss,
+        )
+        await self._brokers.call(
+            lambda channel: DevicesStub(channel).ReportTakeOver(request, timeout=_CALL_SECONDS)
         )
 
     async def close(self, served: ServedDevice) -> None:

@@ -239,7 +239,7 @@ class BackEnd:
             if not self.is_standby or self._queues or not await self.member.is_vacant():
                 return
             try:
-                await self._serve_next(end_queues, accepts_loss=False)
+                await self._serve_next(end_queues)
             except VerificationError as error:
                 # Another gateway has begun to serve since: this one stands by.
                 if error.reason != MOVED:
@@ -264,7 +264,7 @@ class BackEnd:
             if self.is_standby:
                 await end_queues()
                 await self._look()
-                await self._serve_next(end_queues, accepts_loss=accepts_loss)
+                await self._serve_next(end_queues, accepts_loss=accepts_loss, by_operator=True)
 
     async def release(self) -> None:
         """Tell the target that it has all that this gateway acknowledged, and serve no longer.
@@ -280,7 +280,9 @@ class BackEnd:
         if self.member is not None and self.member.look is not None:
             await self.member.look()
 
-    async def _serve_next(self, end_queues: EndQueues, *, accepts_loss: bool) -> None:
+    async def _serve_next(
+        self, end_queues: EndQueues, *, accepts_loss: bool = False, by_operator: bool = False
+    ) -> None:
         async with self._turn:
             if not self.is_standby or self.member is None:
                 return
@@ -289,11 +291,11 @@ class BackEnd:
                 raise UnavailableError(STANDBY, "another gateway has just taken over")
             if self._queues:
                 raise UnavailableError(STANDBY, "the host's queues are of an earlier term")
-            self.member.accepts_loss = accepts_loss
+            self.member.accepts_loss, self.member.by_operator = accepts_loss, by_operator
             try:
                 await self._reconnect(end_queues)
             finally:
-                self.member.accepts_loss = False
+                self.member.accepts_loss = self.member.by_operator = False
                 self._begin_to_serve()
 
     def discard(self, prepared: PreparedQueue) -> None:
@@ -434,7 +436,7 @@ class BackEnd:
                     try:
                         await end_queues()
                         await self._look()
-                        await self._serve_next(end_queues, accepts_loss=False)
+                        await self._serve_next(end_queues)
                     except (Error, TimeoutError, OSError) as error:
                         reason = reason_of(error, otherwise="connection.timeout")
                         if reason != reported:

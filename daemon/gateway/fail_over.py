@@ -16,6 +16,8 @@ class GroupMember:
         self._term = 0
         self.is_serving = False
         self.accepts_loss = False
+        self.by_operator = False
+        """Whether an operator asks for the take-over in progress; otherwise its host does."""
         self.is_confirming = False
         self.holder = 0
         """Incarnation of the target that may hold unflushed writes of this gateway; 0: none.
@@ -65,6 +67,7 @@ class GroupMember:
             is_take_over=not self.is_serving,
             accepts_loss=self.accepts_loss and not self.is_serving,
             incarnation=self.holder if says else 0,
+            by_operator=self.by_operator and not self.is_serving,
         )
 
     def serve(self, claim: GroupClaim, *, incarnation: int) -> None:

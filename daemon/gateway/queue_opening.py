@@ -120,4 +120,5 @@ def _claim_message(claim: GroupClaim) -> storage_pb2.GroupClaim:
         take_over=claim.is_take_over,
         accept_loss=claim.accepts_loss,
         incarnation=claim.incarnation,
+        operator=claim.by_operator,
     )

@@ -62,6 +62,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[Role]]] = {
     "/sealane.v1.Devices/AdvanceAnchor": _STORAGE,
     "/sealane.v1.Devices/CloseDevice": _STORAGE,
     "/sealane.v1.Devices/ReportFindings": _TARGET,
+    "/sealane.v1.Devices/ReportTakeOver": _TARGET,
     "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/ResizeNamespace": _GATEWAY,

@@ -27,11 +27,13 @@ from sealane.daemon.runtime.space import Space
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.fail_over import FailOver, kept_with
 from sealane.daemon.target.queue_admission import QueueAdmission
+from sealane.daemon.target.reports import Reports
 from sealane.daemon.target.unopened import Unopened
 from sealane.daemon.volume.descriptors import lasting, open_descriptor
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
 from sealane.daemon.volume.kept_jobs import VolumeJobs
 from sealane.daemon.volume.store_status import opening_status, store_status
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -65,11 +67,13 @@ class StorageService:
         device: Device | None = None,
         catalogue: AnchoredCatalogue | None = None,
         room: Callable[[], Space | None] = lambda: None,
+        reports: Reports | None = None,
     ) -> None:
         """Serve `target`, whose attested KEM key is `kem`.
 
         `store_anchor` is the kind of anchor of its stores. Volumes that outlive the process are on
-        `device`, in `catalogue`. `room` is the space for new volumes, None: unknown.
+        `device`, in `catalogue`. Take-overs go to `reports`. `room` is the space for new volumes,
+        None: unknown.
         """
         self._room = room
         self._failed: Sequence[uuid.UUID] = ()
@@ -77,6 +81,7 @@ class StorageService:
         self._authorizations = authorizations
         self._device = device
         self._catalogue = catalogue
+        self.reports = reports
         self._loss: Error | None = None
         self._node = node
         self._store = store
@@ -684,6 +689,10 @@ class _FencedVolume:
 
     async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
         await self.service.keep_groups(self.volume_id, groups)
+
+    def report(self, take_over: TakeOver) -> None:
+        if self.service.reports is not None:
+            self.service.reports.note_take_over(self.volume_id, take_over)
 
 
 def _bare(signed: broker_pb2.SignedVolumeDescriptor) -> broker_pb2.SignedVolumeDescriptor:

@@ -5,6 +5,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,8 +28,8 @@ from sealane.daemon.node.trust_client import TrustClient
 from sealane.daemon.runtime.directories import prepare_directory
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.control import StorageService
-from sealane.daemon.target.finding_reports import Report
 from sealane.daemon.volume.jobs import Job
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
@@ -158,13 +159,20 @@ async def keep_served(
         await report(True)
 
 
-def report_of(client: DeviceClient, device: Device) -> Report:
-    """Return a function that reports findings as the device's opening at the time of the call."""
+@dataclass(frozen=True, slots=True)
+class DeviceRecorder:
+    """Reports as the device's opening at the time of the call."""
 
-    async def report(volume_id: uuid.UUID, job: Job) -> None:
-        await client.report_findings(device.served, volume_id, job)
+    client: DeviceClient
+    device: Device
 
-    return report
+    async def findings(self, volume_id: uuid.UUID, job: Job) -> None:
+        """Have the broker record what a job found."""
+        await self.client.report_findings(self.device.served, volume_id, job)
+
+    async def take_over(self, volume_id: uuid.UUID, take_over: TakeOver) -> None:
+        """Have the broker record that a gateway took over."""
+        await self.client.report_take_over(self.device.served, volume_id, take_over)
 
 
 async def _is_back(device: Device, trust: TrustClient, reopen: Reopen) -> bool:

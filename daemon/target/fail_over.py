@@ -20,7 +20,9 @@ from typing import Final, Protocol
 from sealane.crypto.queue import GROUP_BYTES, GroupClaim
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.failures import MOVED, STANDBY
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.kinds import TakeOverCause
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import storage_pb2
 from sealane.transport.tasks import TaskOwner
@@ -51,6 +53,9 @@ class Volume(Protocol):
 
     async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
         """Anchor the groups. After an error it is unknown whether they are."""
+
+    def report(self, take_over: TakeOver) -> None:
+        """Have brokers record that a gateway was fenced and another one serves."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,8 +226,20 @@ class FailOver:
                     group.host_nqn, group.is_of_now = host_nqn, True
             finally:
                 group.is_changing = False
+        cause = TakeOverCause.OPERATOR if claim.by_operator else TakeOverCause.HOST
         if before not in {"", host_nqn}:
             group.changed_at = self._now()
+            self._volume.report(
+                TakeOver(
+                    tenant=key[0],
+                    group=key[1],
+                    host_nqn=host_nqn,
+                    fenced=before,
+                    term=group.term,
+                    cause=cause,
+                    accepts_loss=claim.accepts_loss,
+                )
+            )
         if before != host_nqn:
             self._take_overs += 1
             get_logger().warning(
@@ -231,6 +248,7 @@ class FailOver:
                 gateway=host_nqn,
                 fenced=before,
                 term=group.term,
+                cause=cause,
                 accepts_loss=claim.accepts_loss,
             )
         return group.term

@@ -73,14 +73,19 @@ class QueueAdmission:
         """
         host_nqn = gateway_nqn(caller.node)
         self._check_known(volume_id, host_nqn)
-        self._check(request, volume_id, host_nqn)
+        self._check(request, host_nqn)
         incarnation = self.incarnation
-        # The store's milestone enters the secret, so only the attested target can vouch for it.
-        self._target.require_milestone(volume_id, request.milestone)
         claim = claim_of(request.claim) if request.HasField("claim") else None
-        term = 0
         if claim is not None:
             key: Key = (caller.tenant, claim.group)
+            if not claim.is_take_over:
+                # Before its epoch, which a fence has ended, too: it must learn that it stands by.
+                fail_over.require(key, host_nqn, claim.term)
+        self._check_epoch(request, volume_id, host_nqn)
+        # The store's milestone enters the secret, so only the attested target can vouch for it.
+        self._target.require_milestone(volume_id, request.milestone)
+        term = 0
+        if claim is not None:
             term = claim.term
             if claim.is_take_over:
                 await self._check_take_over(claim, gateway, incarnation)
@@ -167,9 +172,7 @@ class QueueAdmission:
         if self.known is not None and (volume_id, host_nqn) not in self.known:
             raise refuse_new("gateways")
 
-    def _check(
-        self, request: storage_pb2.OpenQueueRequest, volume_id: uuid.UUID, host_nqn: str
-    ) -> None:
+    def _check(self, request: storage_pb2.OpenQueueRequest, host_nqn: str) -> None:
         if request.version not in {_UNSAID, VERSION}:
             raise UsageError(
                 "queue.version",
@@ -184,6 +187,10 @@ class QueueAdmission:
                 "queue.host_nqn",
                 f"the host NQN is not the caller's; allowed: {host_nqn}",
             )
+
+    def _check_epoch(
+        self, request: storage_pb2.OpenQueueRequest, volume_id: uuid.UUID, host_nqn: str
+    ) -> None:
         oldest = max(self._target.newest_epoch(volume_id, host_nqn), 1)
         if request.association_epoch < oldest:
             raise VerificationError(
@@ -200,4 +207,5 @@ def claim_of(message: storage_pb2.GroupClaim) -> GroupClaim:
         is_take_over=message.take_over,
         accepts_loss=message.accept_loss,
         incarnation=message.incarnation,
+        by_operator=message.operator,
     )

@@ -16,15 +16,15 @@ from sealane.daemon.runtime.servers import join_address, listening, new_server, 
 from sealane.daemon.runtime.space import Space
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
-from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
+from sealane.daemon.target.device import DeviceRecorder, authorize_at, keep_served, opened_device
 from sealane.daemon.target.drain import TargetDrain
-from sealane.daemon.target.finding_reports import FindingReports
 from sealane.daemon.target.health import (
     DEVICE_SERVICES,
     STORE_SERVICES,
     Serving,
     end_with_stores,
 )
+from sealane.daemon.target.reports import Reports
 from sealane.daemon.target.scrub_schedule import keep_jobs
 from sealane.daemon.target.servicer import StorageServicer
 from sealane.daemon.target.subsystems import PlainSubsystems
@@ -77,6 +77,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         lost=target.fence_gateway,
         fresh_seconds=config.authorization_seconds,
     )
+    reports = None if device is None else Reports(DeviceRecorder(client, device))
     service = StorageService(
         target,
         node=context.config.node.name,
@@ -88,6 +89,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         device=device,
         catalogue=catalogue,
         room=partial(_room, config, context.spaces),
+        reports=reports,
     )
     context.drained.append(TargetDrain(service, target, plain, own_nqn=gateway_nqn(identity.node)))
     context.event_logs.append(service.events)
@@ -132,9 +134,6 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
     )
     context.spawn("target-unopened", service.keep_opening())
     context.spawn("target-events", service.poll_events())
-    reports = None
-    if device is not None:
-        reports = FindingReports(report_of(client, device))
     context.spawn(
         "target-jobs",
         keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),

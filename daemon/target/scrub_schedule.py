@@ -9,7 +9,7 @@ from sealane.daemon.config import ScrubConfig
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.target.data_path import Target
-from sealane.daemon.target.finding_reports import FindingReports
+from sealane.daemon.target.reports import Reports
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import JOBS_SECONDS
 from sealane.errors import Error
@@ -42,13 +42,13 @@ async def keep_jobs(
     *,
     volume_ids: Callable[[], Sequence[uuid.UUID]],
     config: ScrubConfig | None,
-    reports: FindingReports | None = None,
+    reports: Reports | None = None,
 ) -> None:
-    """Until cancelled: record the progress of jobs, report findings, start scrubs that are due."""
+    """Until cancelled: record the progress of jobs, send reports, start scrubs that are due."""
     while True:
         for volume_id, job in await target.observe_jobs():
             if reports is not None:
-                reports.note(volume_id, job)
+                reports.note_findings(volume_id, job)
         if reports is not None:
             await reports.send()
         if config is not None:

@@ -26,7 +26,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/devices.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n\x0c\x41nchorRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04\x62lob\x18\x03 \x01(\x0c\x12\x0b\n\x03mac\x18\x04 \x01(\x0c\"Y\n\x11OpenDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x02 \x01(\t\x12\r\n\x05\x66ound\x18\x03 \x03(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\x0c\"F\n\x12OpenDeviceResponse\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x85\x01\n\x0b\x44\x65viceState\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12\x12\n\nis_initial\x18\x03 \x01(\x08\x12)\n\x07records\x18\x04 \x03(\x0b\x32\x18.sealane.v1.AnchorRecord\x12\r\n\x05\x66loor\x18\x05 \x01(\x04\"\x93\x01\n\x15ReportFindingsRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\r\n\x05\x66ound\x18\x05 \x01(\x04\x12\x10\n\x08repaired\x18\x06 \x01(\x04\x12\x0f\n\x07reasons\x18\x07 \x03(\t\"@\n\x14\x43onfirmDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\">\n\x12\x43loseDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\"k\n\x14\x41\x64vanceAnchorRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12)\n\x07\x63hanges\x18\x03 \x03(\x0b\x32\x18.sealane.v1.AnchorChange\"`\n\x0c\x41nchorChange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0f\x65xpected_number\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04\x62lob\x18\x04 \x01(\x0c\x12\x0b\n\x03mac\x18\x05 \x01(\x0c\"\xa2\x01\n\x06\x44\x65vice\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x15\n\rfencing_epoch\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12-\n\topen_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_volume\x18\x07 \x01(\x08\"o\n\rDeviceDetails\x12\"\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x12.sealane.v1.Device\x12)\n\x07records\x18\x02 \x03(\x0b\x32\x18.sealane.v1.AnchorRecord\x12\x0f\n\x07volumes\x18\x03 \x03(\t\";\n\x12ListDevicesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"S\n\x13ListDevicesResponse\x12#\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Device\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10GetDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\"M\n\x17InitializeDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x11\n\tnext_node\x18\x02 \x01(\t\x12\x0c\n\x04\x61new\x18\x03 \x01(\x08\"D\n\x11MoveDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06unseen\x18\x03 \x01(\x08\"(\n\x13\x46orgetDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t2\x80\x03\n\x07\x44\x65vices\x12K\n\nOpenDevice\x12\x1d.sealane.v1.OpenDeviceRequest\x1a\x1e.sealane.v1.OpenDeviceResponse\x12I\n\rConfirmDevice\x12 .sealane.v1.ConfirmDeviceRequest\x1a\x16.google.protobuf.Empty\x12I\n\rAdvanceAnchor\x12 .sealane.v1.AdvanceAnchorRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0b\x43loseDevice\x12\x1e.sealane.v1.CloseDeviceRequest\x1a\x16.google.protobuf.Empty\x12K\n\x0eReportFindings\x12!.sealane.v1.ReportFindingsRequest\x1a\x16.google.protobuf.Empty2\x85\x03\n\x0e\x44\x65viceRegistry\x12N\n\x0bListDevices\x12\x1e.sealane.v1.ListDevicesRequest\x1a\x1f.sealane.v1.ListDevicesResponse\x12\x44\n\tGetDevice\x12\x1c.sealane.v1.GetDeviceRequest\x1a\x19.sealane.v1.DeviceDetails\x12O\n\x10InitializeDevice\x12#.sealane.v1.InitializeDeviceRequest\x1a\x16.google.protobuf.Empty\x12\x43\n\nMoveDevice\x12\x1d.sealane.v1.MoveDeviceRequest\x1a\x16.google.protobuf.Empty\x12G\n\x0c\x46orgetDevice\x12\x1f.sealane.v1.ForgetDeviceRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/devices.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"G\n\x0c\x41nchorRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04\x62lob\x18\x03 \x01(\x0c\x12\x0b\n\x03mac\x18\x04 \x01(\x0c\"Y\n\x11OpenDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x02 \x01(\t\x12\r\n\x05\x66ound\x18\x03 \x03(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\x0c\"F\n\x12OpenDeviceResponse\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x85\x01\n\x0b\x44\x65viceState\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12\x12\n\nis_initial\x18\x03 \x01(\x08\x12)\n\x07records\x18\x04 \x03(\x0b\x32\x18.sealane.v1.AnchorRecord\x12\r\n\x05\x66loor\x18\x05 \x01(\x04\"\x93\x01\n\x15ReportFindingsRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\r\n\x05\x66ound\x18\x05 \x01(\x04\x12\x10\n\x08repaired\x18\x06 \x01(\x04\x12\x0f\n\x07reasons\x18\x07 \x03(\t\"\xc8\x01\n\x15ReportTakeOverRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05group\x18\x05 \x01(\x0c\x12\x10\n\x08host_nqn\x18\x06 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x07 \x01(\t\x12\x0c\n\x04term\x18\x08 \x01(\x04\x12\r\n\x05\x63\x61use\x18\t \x01(\t\x12\x14\n\x0c\x61\x63\x63\x65pts_loss\x18\n \x01(\x08\"@\n\x14\x43onfirmDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\">\n\x12\x43loseDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\"k\n\x14\x41\x64vanceAnchorRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\x12)\n\x07\x63hanges\x18\x03 \x03(\x0b\x32\x18.sealane.v1.AnchorChange\"`\n\x0c\x41nchorChange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0f\x65xpected_number\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04\x62lob\x18\x04 \x01(\x0c\x12\x0b\n\x03mac\x18\x05 \x01(\x0c\"\xa2\x01\n\x06\x44\x65vice\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x15\n\rfencing_epoch\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12-\n\topen_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_volume\x18\x07 \x01(\x08\"o\n\rDeviceDetails\x12\"\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x12.sealane.v1.Device\x12)\n\x07records\x18\x02 \x03(\x0b\x32\x18.sealane.v1.AnchorRecord\x12\x0f\n\x07volumes\x18\x03 \x03(\t\";\n\x12ListDevicesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"S\n\x13ListDevicesResponse\x12#\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Device\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10GetDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\"M\n\x17InitializeDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x11\n\tnext_node\x18\x02 \x01(\t\x12\x0c\n\x04\x61new\x18\x03 \x01(\x08\"D\n\x11MoveDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06unseen\x18\x03 \x01(\x08\"(\n\x13\x46orgetDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t2\xcd\x03\n\x07\x44\x65vices\x12K\n\nOpenDevice\x12\x1d.sealane.v1.OpenDeviceRequest\x1a\x1e.sealane.v1.OpenDeviceResponse\x12I\n\rConfirmDevice\x12 .sealane.v1.ConfirmDeviceRequest\x1a\x16.google.protobuf.Empty\x12I\n\rAdvanceAnchor\x12 .sealane.v1.AdvanceAnchorRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0b\x43loseDevice\x12\x1e.sealane.v1.CloseDeviceRequest\x1a\x16.google.protobuf.Empty\x12K\n\x0eReportFindings\x12!.sealane.v1.ReportFindingsRequest\x1a\x16.google.protobuf.Empty\x12K\n\x0eReportTakeOver\x12!.sealane.v1.ReportTakeOverRequest\x1a\x16.google.protobuf.Empty2\x85\x03\n\x0e\x44\x65viceRegistry\x12N\n\x0bListDevices\x12\x1e.sealane.v1.ListDevicesRequest\x1a\x1f.sealane.v1.ListDevicesResponse\x12\x44\n\tGetDevice\x12\x1c.sealane.v1.GetDeviceRequest\x1a\x19.sealane.v1.DeviceDetails\x12O\n\x10InitializeDevice\x12#.sealane.v1.InitializeDeviceRequest\x1a\x16.google.protobuf.Empty\x12\x43\n\nMoveDevice\x12\x1d.sealane.v1.MoveDeviceRequest\x1a\x16.google.protobuf.Empty\x12G\n\x0c\x46orgetDevice\x12\x1f.sealane.v1.ForgetDeviceRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,32 +43,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICESTATE']._serialized_end=481
   _globals['_REPORTFINDINGSREQUEST']._serialized_start=484
   _globals['_REPORTFINDINGSREQUEST']._serialized_end=631
-  _globals['_CONFIRMDEVICEREQUEST']._serialized_start=633
-  _globals['_CONFIRMDEVICEREQUEST']._serialized_end=697
-  _globals['_CLOSEDEVICEREQUEST']._serialized_start=699
-  _globals['_CLOSEDEVICEREQUEST']._serialized_end=761
-  _globals['_ADVANCEANCHORREQUEST']._serialized_start=763
-  _globals['_ADVANCEANCHORREQUEST']._serialized_end=870
-  _globals['_ANCHORCHANGE']._serialized_start=872
-  _globals['_ANCHORCHANGE']._serialized_end=968
-  _globals['_DEVICE']._serialized_start=971
-  _globals['_DEVICE']._serialized_end=1133
-  _globals['_DEVICEDETAILS']._serialized_start=1135
-  _globals['_DEVICEDETAILS']._serialized_end=1246
-  _globals['_LISTDEVICESREQUEST']._serialized_start=1248
-  _globals['_LISTDEVICESREQUEST']._serialized_end=1307
-  _globals['_LISTDEVICESRESPONSE']._serialized_start=1309
-  _globals['_LISTDEVICESRESPONSE']._serialized_end=1392
-  _globals['_GETDEVICEREQUEST']._serialized_start=1394
-  _globals['_GETDEVICEREQUEST']._serialized_end=1431
-  _globals['_INITIALIZEDEVICEREQUEST']._serialized_start=1433
-  _globals['_INITIALIZEDEVICEREQUEST']._serialized_end=1510
-  _globals['_MOVEDEVICEREQUEST']._serialized_start=1512
-  _globals['_MOVEDEVICEREQUEST']._serialized_end=1580
-  _globals['_FORGETDEVICEREQUEST']._serialized_start=1582
-  _globals['_FORGETDEVICEREQUEST']._serialized_end=1622
-  _globals['_DEVICES']._serialized_start=1625
-  _globals['_DEVICES']._serialized_end=2009
-  _globals['_DEVICEREGISTRY']._serialized_start=2012
-  _globals['_DEVICEREGISTRY']._serialized_end=2401
+  _globals['_REPORTTAKEOVERREQUEST']._serialized_start=634
+  _globals['_REPORTTAKEOVERREQUEST']._serialized_end=834
+  _globals['_CONFIRMDEVICEREQUEST']._serialized_start=836
+  _globals['_CONFIRMDEVICEREQUEST']._serialized_end=900
+  _globals['_CLOSEDEVICEREQUEST']._serialized_start=902
+  _globals['_CLOSEDEVICEREQUEST']._serialized_end=964
+  _globals['_ADVANCEANCHORREQUEST']._serialized_start=966
+  _globals['_ADVANCEANCHORREQUEST']._serialized_end=1073
+  _globals['_ANCHORCHANGE']._serialized_start=1075
+  _globals['_ANCHORCHANGE']._serialized_end=1171
+  _globals['_DEVICE']._serialized_start=1174
+  _globals['_DEVICE']._serialized_end=1336
+  _globals['_DEVICEDETAILS']._serialized_start=1338
+  _globals['_DEVICEDETAILS']._serialized_end=1449
+  _globals['_LISTDEVICESREQUEST']._serialized_start=1451
+  _globals['_LISTDEVICESREQUEST']._serialized_end=1510
+  _globals['_LISTDEVICESRESPONSE']._serialized_start=1512
+  _globals['_LISTDEVICESRESPONSE']._serialized_end=1595
+  _globals['_GETDEVICEREQUEST']._serialized_start=1597
+  _globals['_GETDEVICEREQUEST']._serialized_end=1634
+  _globals['_INITIALIZEDEVICEREQUEST']._serialized_start=1636
+  _globals['_INITIALIZEDEVICEREQUEST']._serialized_end=1713
+  _globals['_MOVEDEVICEREQUEST']._serialized_start=1715
+  _globals['_MOVEDEVICEREQUEST']._serialized_end=1783
+  _globals['_FORGETDEVICEREQUEST']._serialized_start=1785
+  _globals['_FORGETDEVICEREQUEST']._serialized_end=1825
+  _globals['_DEVICES']._serialized_start=1828
+  _globals['_DEVICES']._serialized_end=2289
+  _globals['_DEVICEREGISTRY']._serialized_start=2292
+  _globals['_DEVICEREGISTRY']._serialized_end=2681
 # @@protoc_insertion_point(module_scope)

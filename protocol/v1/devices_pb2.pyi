@@ -185,6 +185,55 @@ class ReportFindingsRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ReportTakeOverRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: builtins.int
+    FENCING_EPOCH_FIELD_NUMBER: builtins.int
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    HOST_NQN_FIELD_NUMBER: builtins.int
+    FENCED_FIELD_NUMBER: builtins.int
+    TERM_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    ACCEPTS_LOSS_FIELD_NUMBER: builtins.int
+    device_id: builtins.str
+    fencing_epoch: builtins.int
+    volume_id: builtins.str
+    tenant: builtins.str
+    group: builtins.bytes
+    """32 bytes"""
+    host_nqn: builtins.str
+    """the gateway that serves now, at most 223 bytes"""
+    fenced: builtins.str
+    """the gateway that served before, likewise"""
+    term: builtins.int
+    """the new one"""
+    cause: builtins.str
+    """"host" or "operator" """
+    accepts_loss: builtins.bool
+    def __init__(
+        self,
+        *,
+        device_id: builtins.str = ...,
+        fencing_epoch: builtins.int = ...,
+        volume_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        group: builtins.bytes = ...,
+        host_nqn: builtins.str = ...,
+        fenced: builtins.str = ...,
+        term: builtins.int = ...,
+        cause: builtins.str = ...,
+        accepts_loss: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepts_loss", b"accepts_loss", "cause", b"cause", "device_id", b"device_id", "fenced", b"fenced", "fencing_epoch", b"fencing_epoch", "group", b"group", "host_nqn", b"host_nqn", "tenant", b"tenant", "term", b"term", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ConfirmDeviceRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -62,6 +62,11 @@ class DevicesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportFindingsRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.ReportTakeOver = channel.unary_unary(
+                '/sealane.v1.Devices/ReportTakeOver',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportTakeOverRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class DevicesServicer:
@@ -105,6 +110,13 @@ class DevicesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportTakeOver(self, request, context):
+        """Records in the broker's audit log that a gateway took over from another one of its group.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DevicesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +143,11 @@ def add_DevicesServicer_to_server(servicer, server):
             'ReportFindings': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportFindings,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportFindingsRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'ReportTakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportTakeOver,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportTakeOverRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
     }
@@ -270,6 +287,33 @@ class Devices:
             target,
             '/sealane.v1.Devices/ReportFindings',
             sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportFindingsRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportTakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Devices/ReportTakeOver',
+            sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportTakeOverRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,

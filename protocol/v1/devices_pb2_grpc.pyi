@@ -48,6 +48,8 @@ class DevicesStub:
     """Ends the caller's opening, so that a new owner need not wait for it."""
     ReportFindings: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ReportFindingsRequest, _empty_pb2.Empty]
     """Records in the broker's audit log what a job found wrong on the device."""
+    ReportTakeOver: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ReportTakeOverRequest, _empty_pb2.Empty]
+    """Records in the broker's audit log that a gateway took over from another one of its group."""
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
@@ -68,6 +70,8 @@ class DevicesAsyncStub(DevicesStub):
     """Ends the caller's opening, so that a new owner need not wait for it."""
     ReportFindings: _aio.UnaryUnaryMultiCallable[_devices_pb2.ReportFindingsRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Records in the broker's audit log what a job found wrong on the device."""
+    ReportTakeOver: _aio.UnaryUnaryMultiCallable[_devices_pb2.ReportTakeOverRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Records in the broker's audit log that a gateway took over from another one of its group."""
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
     """Devices: the store directories of targets, and volumes on third parties. For each, the broker
@@ -115,6 +119,14 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
         """Records in the broker's audit log what a job found wrong on the device."""
+
+    @_abc_1.abstractmethod
+    def ReportTakeOver(
+        self,
+        request: _devices_pb2.ReportTakeOverRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Records in the broker's audit log that a gateway took over from another one of its group."""
 
 def add_DevicesServicer_to_server(servicer: DevicesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -339,6 +339,7 @@ class GroupClaim(message.Message):
     TAKE_OVER_FIELD_NUMBER: builtins.int
     ACCEPT_LOSS_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    OPERATOR_FIELD_NUMBER: builtins.int
     group: builtins.bytes
     """32 bytes, the same at all gateways that serve one host"""
     term: builtins.int
@@ -354,6 +355,10 @@ class GroupClaim(message.Message):
     it has acknowledged nothing since another gateway served; another target refuses one. In the
     serving gateway's term it is 0 until the journal is empty: then this target has all of it.
     """
+    operator: builtins.bool
+    """An operator asked for the take-over; unset: the host's commands did. For the target's report
+    only: the queue's secret doesn't bind it, and older targets ignore it.
+    """
     def __init__(
         self,
         *,
@@ -362,10 +367,11 @@ class GroupClaim(message.Message):
         take_over: builtins.bool = ...,
         accept_loss: builtins.bool = ...,
         incarnation: builtins.int = ...,
+        operator: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_loss", b"accept_loss", "group", b"group", "incarnation", b"incarnation", "take_over", b"take_over", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accept_loss", b"accept_loss", "group", b"group", "incarnation", b"incarnation", "operator", b"operator", "take_over", b"take_over", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

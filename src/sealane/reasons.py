@@ -338,6 +338,7 @@ ReasonId = Literal[
     "disk.changed",
     "disk.closed",
     "disk.contended",
+    "disk.paths",
     "disk.queues",
     "disk.range",
     "disk.timeout",

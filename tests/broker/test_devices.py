@@ -14,6 +14,7 @@ from brokers import MemoryAudit
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
 from sealane.crypto.kem import X25519KemKey
+from sealane.crypto.queue import GROUP_BYTES
 from sealane.daemon.broker import device_books
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.devices import (
@@ -29,7 +30,9 @@ from sealane.daemon.broker.registry import Registry
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.volume.jobs import REASON_MAX, REASONS_MAX
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.kinds import TakeOverCause
 from sealane.protocol.v1 import devices_pb2
 
 KEM = X25519KemKey.create()
@@ -550,6 +553,42 @@ async def test_no_record_of_the_audit_log_has_a_secret(world: World) -> None:
     text = repr(world.audit.records)
     for form in (repr(bytes(secret)), secret.hex(), repr(stored.record.wrapped_secret)):
         assert form[2:-1] not in text
+
+
+async def test_a_take_over_is_recorded_of_who_serves_the_device(world: World) -> None:
+    taken = TakeOver(
+        tenant="acme",
+        group=bytes(GROUP_BYTES),
+        host_nqn="nqn.h",
+        fenced="nqn.g",
+        term=7,
+        cause=TakeOverCause.OPERATOR,
+        accepts_loss=True,
+    )
+
+    def report(epoch: int, **changed: object) -> Awaitable[None]:
+        return world.devices.record_take_over(
+            S,
+            device_id=D,
+            fencing_epoch=epoch,
+            volume_id=D,
+            take_over=replace(taken, **changed),  # type: ignore[arg-type]
+        )
+
+    epoch = await world.initialised()
+    await report(epoch)
+    record = world.audit.records[-1]
+    assert (record["kind"], record["subject"]) == ("device.take_over", S.spiffe_id)
+    assert (record["gateway"], record["fenced"], record["term"]) == ("nqn.h", "nqn.g", 7)
+    assert (record["tenant"], record["cause"], record["accepts_loss"]) == ("acme", "operator", True)
+    await refused(UsageError, "device.request", report(epoch, group=b"short"))
+    await refused(UsageError, "device.request", report(epoch, host_nqn="n" * 224))
+    await refused(UsageError, "device.request", report(epoch, fenced="n" * 224))
+    await refused(UsageError, "device.request", report(epoch, tenant="a\nb"))
+    await world.open(S_AGAIN)
+    before = len(world.audit.records)
+    await refused(VerificationError, "device.fenced", report(epoch))
+    assert len(world.audit.records) == before
 
 
 async def test_what_a_job_found_is_recorded_of_who_serves_the_device(world: World) -> None:

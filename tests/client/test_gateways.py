@@ -162,10 +162,11 @@ async def test_two_gateways_that_write_different_bytes_of_one_sector_lose_nothin
 async def test_examples_of_the_documentation_run(cluster: Cluster) -> None:
     page = (Path(__file__).parents[2] / "docs" / "start" / "client.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         code = compile(example, "client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        names = {"socket": cluster.gateways[0].socket}
+        first, second = cluster.gateways
+        names = {"socket": first.socket, "other_socket": second.socket}
         is_asynchronous = code.co_flags & inspect.CO_COROUTINE
         if is_asynchronous:
             await eval(code, names)  # noqa: S307 - our own documentation

@@ -9,6 +9,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from sealane.client import Client, Volume, connect
 from sealane.daemon.target.fail_over import TAKE_OVER_SECONDS_MIN
 from sealane.errors import Error
 from sealane.protocol.nvme.constants import AnaState
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 from stopped import frozen
 
@@ -30,6 +33,8 @@ MIB = 1 << 20
 SECTOR = 4096
 WRITES = 16
 """Sectors that the host writes at a time."""
+CLIENT_SECONDS = 20.0
+"""How long a client's write may take when its gateway freezes: its keep-alive time-out as well."""
 TAKE_OVER_SECONDS = 3.0
 """How long a write over the standby may take, take-over included (docs/operate/fail-over.md)."""
 
@@ -40,6 +45,7 @@ class Cluster:
     first: Daemon
     second: Daemon
     start_target: Callable[[], Daemon]
+    audit_log: FilePath
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,12 @@ def cluster() -> Iterator[Cluster]:
             )
             for name in ("g", "h")
         ]
-        yield Cluster(target, *gateways, lambda: stack.enter_context(daemon(config)))
+        yield Cluster(
+            target,
+            *gateways,
+            lambda: stack.enter_context(daemon(config)),
+            root / "broker" / "audit.jsonl",
+        )
 
 
 def host_of(volume: Volume) -> HostController:
@@ -215,6 +226,9 @@ async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair
     await second.check(versions[2])
     assert await second.ana() == AnaState.OPTIMIZED
     await first.close()
+    assert [r["detail"]["cause"] for r in await recorded_take_overs(cluster, pair.on_first)] == [
+        "host"
+    ]
     # It stands by, and takes over in its turn.
     await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
     assert await first.ana() == AnaState.NON_OPTIMIZED
@@ -233,6 +247,45 @@ async def test_a_frozen_gateways_late_writes_undo_nothing(cluster: Cluster, pair
         and line["volume_id"] == pair.on_first.name.removeprefix("volumes/")
     ]
     assert len(fenced) == 1
+
+
+async def recorded_take_overs(cluster: Cluster, volume: Volume) -> list[dict[str, Any]]:
+    """Return the records of the volume's take-overs once the broker has any."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            records = [json.loads(line) for line in cluster.audit_log.read_text().splitlines()]
+            found = [
+                record
+                for record in records
+                if record["kind"] == "device.take_over"
+                and f"volumes/{record['detail']['volume_id']}" == volume.name
+            ]
+            if found:
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def test_a_clients_disk_goes_on_over_the_other_gateway(cluster: Cluster, pair: Pair) -> None:
+    versions = [secrets.token_bytes(16) * (SECTOR // 16) for _ in range(4)]
+    took = 0.0
+    async with pair.first.open(pair.on_first, standbys=[pair.on_second]) as disk:
+        await disk.write(0, versions[0])
+        serving = cluster.first if await states(pair) == ["active", "standby"] else cluster.second
+        with frozen(serving.process.pid):
+            # The frozen gateway has received it, and carries it out if nothing fences it.
+            began = time.monotonic()
+            await disk.write(0, versions[1])
+            took = time.monotonic() - began
+            await disk.write(0, versions[2])
+        await asyncio.sleep(1)
+        assert await disk.read(0, SECTOR) == versions[2]
+        # Another fence is allowed then.
+        await asyncio.sleep(TAKE_OVER_SECONDS_MIN)
+        now = cluster.second if serving is cluster.first else cluster.first
+        with frozen(now.process.pid):
+            await disk.write(0, versions[3])
+        assert await disk.read(0, SECTOR) == versions[3]
+    assert took < CLIENT_SECONDS
 
 
 async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
@@ -268,6 +321,28 @@ async def test_after_a_restart_of_the_target_a_standby_waits_for_the_journal(
         await path.close()
 
 
+async def test_a_gateway_that_its_host_had_left_stands_by_when_the_host_is_back(
+    pair: Pair,
+) -> None:
+    versions = [secrets.token_bytes(16) for _ in range(2)]
+    first, second = Path(pair.on_first), Path(pair.on_second)
+    await first.write(versions[0])
+    await first.close()
+    await second.write(versions[1])
+    found: AnaState | None = None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while found != AnaState.NON_OPTIMIZED:
+            try:
+                found = await first.ana()
+            except (Error, OSError):
+                await first.close()
+                await asyncio.sleep(0.1)
+    assert await states(pair) == ["standby", "active"]
+    await second.check(versions[1])
+    for path in (first, second):
+        await path.close()
+
+
 async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pair) -> None:
     name = pair.on_first.name
     for at in (cluster.first, cluster.second):
@@ -279,3 +354,10 @@ async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pai
                 "--socket", at.socket, "volume", "takeover", name, "--yes", "-o", "json"
             )
         assert json.loads(taken.stdout)["attachment"]["fail_over"] == "active"
+    records = await recorded_take_overs(cluster, pair.on_first)
+    assert [(r["detail"]["cause"], r["detail"]["accepts_loss"]) for r in records] == [
+        ("operator", False)
+    ]
+    assert records[0]["subject"] == "spiffe://sealane/target/s"
+    ends = (records[0]["detail"]["fenced"], records[0]["detail"]["gateway"])
+    assert ends == (gateway_nqn("g"), gateway_nqn("h"))

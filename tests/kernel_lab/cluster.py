@@ -80,12 +80,14 @@ class Cluster:
     gateway: Node
     start_gateway: Callable[[str], Node]
     """Starts another gateway, h, of the same target."""
+    others: list[Node] = field(default_factory=list)
+    """Gateways besides the first."""
     _shown: dict[Path, int] = field(default_factory=dict)
 
     def new_log_lines(self) -> list[str]:
-        """Return what target and gateway have logged since the last call."""
+        """Return what target and gateways have logged since the last call."""
         lines: list[str] = []
-        for log in (self.target.daemon.log, self.gateway.daemon.log):
+        for log in (each.daemon.log for each in (self.target, self.gateway, *self.others)):
             text = log.read_text()
             # A restarted daemon begins a new file.
             start = min(self._shown.get(log, 0), len(text))
@@ -102,12 +104,12 @@ class Cluster:
 
         return asyncio.run(create())
 
-    def attach(self, name: str, *, at: Node | None = None) -> Disk:
+    def attach(self, name: str, *, at: Node | None = None, fail_over: bool = False) -> Disk:
         """Export a volume to the lab's guest, by default at the gateway."""
 
         async def attach() -> Attachment:
             async with connect((at or self.gateway).daemon.socket) as client:
-                volume = await client.volumes.attach(name, host_nqn=HOST_NQN)
+                volume = await client.volumes.attach(name, host_nqn=HOST_NQN, fail_over=fail_over)
             assert volume.attachment is not None
             return volume.attachment
 
@@ -120,11 +122,11 @@ class Cluster:
             secret=at.dhchap_secret,
         )
 
-    def attachment(self, name: str) -> Attachment:
-        """Return an attachment with its counters."""
+    def attachment(self, name: str, *, at: Node | None = None) -> Attachment:
+        """Return an attachment with its counters, by default the gateway's."""
 
         async def get() -> Attachment:
-            async with connect(self.gateway.daemon.socket) as client:
+            async with connect((at or self.gateway).daemon.socket) as client:
                 volume = await client.volumes.get(name)
             assert volume.attachment is not None
             return volume.attachment
@@ -140,15 +142,19 @@ class Cluster:
 
         asyncio.run(detach())
 
-    def remove_volume(self, name: str) -> None:
-        """Detach a volume and delete it."""
-        self.detach(name)
+    def delete_volume(self, name: str) -> None:
+        """Delete a detached volume."""
 
-        async def remove() -> None:
+        async def delete() -> None:
             async with connect(self.gateway.daemon.socket) as client:
                 await client.volumes.delete(name)
 
-        asyncio.run(remove())
+        asyncio.run(delete())
+
+    def remove_volume(self, name: str) -> None:
+        """Detach a volume and delete it."""
+        self.detach(name)
+        self.delete_volume(name)
 
 
 @contextlib.contextmanager
@@ -187,8 +193,13 @@ def cluster(*, store: str, subsystems: Callable[[Path], str] = lambda _: "") -> 
                     + f'target_address = "{target.addresses["target_control"]}"\n',
                 )
 
-            made = Node(configure)
-            stack.callback(made.close)
-            return made
+            gateway = Node(configure)
+            stack.callback(gateway.close)
+            return gateway
 
-        yield Cluster(site, broker, target, start_gateway("g"), start_gateway)
+        def start_other(name: str) -> Node:
+            made.others.append(start_gateway(name))
+            return made.others[-1]
+
+        made = Cluster(site, broker, target, start_gateway("g"), start_other)
+        yield made

@@ -84,6 +84,7 @@ BROUGHT = {
     "model_gradients": "torch.Tensor",
     "near_address": "str",
     "near_socket": "str",
+    "other_socket": "str",
     "rank": "int",
     "secret_text": "str",
     "socket": "str",

@@ -12,6 +12,7 @@ from sealane.daemon.target.fail_over import (
     FailOver,
     kept_with,
 )
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.v1 import broker_pb2, storage_pb2
 
@@ -25,6 +26,7 @@ class Volume:
     """A volume that records what a take-over does to it."""
 
     steps: list[str] = field(default_factory=list)
+    reported: list[TakeOver] = field(default_factory=list)
     kept: storage_pb2.FailOverGroups = field(default_factory=storage_pb2.FailOverGroups)
     users: set[str] = field(default_factory=set)
     failing: str = ""
@@ -51,6 +53,9 @@ class Volume:
     async def flush(self) -> None:
         await self.step("flush")
 
+    def report(self, take_over: TakeOver) -> None:
+        self.reported.append(take_over)
+
     async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
         await self.step("keep")
         self.kept = groups
@@ -66,10 +71,23 @@ class Bench:
     def __post_init__(self) -> None:
         self.fail_over = FailOver(self.volume, now=lambda: self.seconds)
 
-    async def take(self, gateway: str, *, term: int | None = None, loss: bool = False) -> int:
+    async def take(
+        self,
+        gateway: str,
+        *,
+        term: int | None = None,
+        loss: bool = False,
+        by_operator: bool = False,
+    ) -> int:
         """Take over, as a gateway that has looked, and get a queue."""
         term = self.fail_over.state(ACME)[0] if term is None else term
-        claim = GroupClaim(group=GROUP, term=term, is_take_over=True, accepts_loss=loss)
+        claim = GroupClaim(
+            group=GROUP,
+            term=term,
+            is_take_over=True,
+            accepts_loss=loss,
+            by_operator=by_operator,
+        )
         taken = await self.fail_over.take_over(ACME, gateway, claim)
         self.fail_over.require(ACME, gateway, taken)
         return taken
@@ -97,6 +115,29 @@ async def test_the_last_gateway_is_fenced_then_the_store_flushed_then_the_term_k
     with pytest.raises(VerificationError, match=r"queue\.standby"):
         bench.fail_over.require(ACME, "h", first)
     assert bench.fail_over.statistics() == {"take_overs": 2, "standby_refusals": 2}
+
+
+async def test_who_took_over_from_whom_and_why_is_reported_once_it_is_kept(bench: Bench) -> None:
+    first = await bench.take("g")
+    await bench.take("g")
+    assert bench.volume.reported == [], "nobody was fenced"
+    bench.volume.failing = "keep"
+    with pytest.raises(Error, match=r"anchor"):
+        await bench.take("h", by_operator=True)
+    assert bench.volume.reported == []
+    bench.volume.failing = ""
+    second = await bench.take("g")
+    taken = await bench.take("h", by_operator=True)
+    bench.seconds += TAKE_OVER_SECONDS_MIN
+    last = await bench.take("g", loss=True)
+    assert first < second < taken < last
+    shared = {"tenant": "acme", "group": GROUP}
+    assert bench.volume.reported == [
+        TakeOver(
+            **shared, host_nqn="h", fenced="g", term=taken, cause="operator", accepts_loss=False
+        ),
+        TakeOver(**shared, host_nqn="g", fenced="h", term=last, cause="host", accepts_loss=True),
+    ]
 
 
 async def test_a_claim_of_an_older_term_takes_nothing_over(bench: Bench) -> None:

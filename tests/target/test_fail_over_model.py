@@ -19,6 +19,7 @@ import pytest
 from sealane.crypto.queue import GroupClaim
 from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.target.fail_over import FailOver
+from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.v1 import storage_pb2
 
@@ -96,6 +97,9 @@ class Process:
         await self.step()
         if self.world.rules.flushes:
             self.world.durable = self.world.sector
+
+    def report(self, take_over: TakeOver) -> None:
+        assert take_over.fenced not in {"", take_over.host_nqn}
 
     async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
         await self.step()

@@ -439,6 +439,14 @@ async def test_a_take_over_refuses_the_last_gateways_tickets_and_queues(rack: Ra
     assert (await rack.claim_queue("g4", 7, GroupClaim(group=GROUP, term=2))).ticket
 
 
+async def test_a_fenced_gateway_without_queues_learns_that_it_stands_by(rack: Rack) -> None:
+    await rack.claim_queue("g3", 5, take_over_of(0))
+    await rack.claim_queue("g4", 5, take_over_of(1))
+    # The fence has ended its epoch, too. If it learnt only that, it would never stand by.
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        await rack.claim_queue("g3", 5, GroupClaim(group=GROUP, term=1))
+
+
 async def test_a_take_over_while_a_queue_is_being_opened_leaves_no_ticket(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

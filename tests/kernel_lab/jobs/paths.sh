@@ -32,3 +32,17 @@ goes_on() {
         fail "the host has seen errors"
     fi
 }
+
+# paths_live COUNT: so many controllers of $nqn have a live path, soon
+paths_live() {
+    wait_for 60 has_live_paths "$1"
+}
+
+has_live_paths() {
+    local entry live=0
+    for entry in /sys/class/nvme/nvme*; do
+        [ "$(cat "$entry/subsysnqn" 2>/dev/null)" = "$nqn" ] || continue
+        [ "$(cat "$entry/state")" = live ] && live=$((live + 1))
+    done
+    [ "$live" -eq "$1" ]
+}
