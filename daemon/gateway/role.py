@@ -26,8 +26,9 @@ from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.runtime.listeners import join_address, split_address
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.runtime.servers import join_address, listening, split_address
+from sealane.daemon.runtime.servers import listening
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import offload_pb2_grpc, volumes_pb2_grpc
 
@@ -53,6 +54,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             journals_bytes_max=config.journals_bytes_max,
             nonce_ledgers=Path(ledgers) if ledgers else None,
         ),
+        listen=context.listeners.named("gateway.listen"),
     )
     offload = OffloadService(None, None)
     if config.accelerator is not None:

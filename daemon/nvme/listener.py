@@ -28,6 +28,7 @@ from sealane.daemon.nvme.exported import (
     Portal,
     Provider,
 )
+from sealane.daemon.runtime.listeners import Listen, listen_tcp
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.errors import (
@@ -72,7 +73,7 @@ class Listener:
 
     It also serves discovery. With `portals`, the addresses of the listeners that serve the
     provider's subsystems, it serves only discovery. `offers_digests` grants digests to hosts: set
-    it only if the data paths of all subsystems support them.
+    it only if the data paths of all subsystems support them. `listen` opens its socket.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class Listener:
         trsvcid: int,
         portals: Callable[[], Iterable[Portal]] | None = None,
         offers_digests: bool = False,
+        listen: Listen = listen_tcp,
     ) -> None:
         self._providers = [provider]
         self._address = (traddr, trsvcid)
+        self._open = listen
         self._serves_io = portals is None
         self._offers_digests = offers_digests
         self._discovery = DiscoverySubsystem(self._exported, portals or self._own_portals)
@@ -123,15 +126,9 @@ class Listener:
     async def start(self) -> None:
         """Start listening; UsageError `listener.address` if the address can't be bound."""
         traddr, trsvcid = self._address
-        family = socket.AF_INET6 if ":" in traddr else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((traddr, trsvcid))
-            listening.listen(CONNECTIONS_MAX)
-            listening.setblocking(False)
+            listening = self._open(traddr, trsvcid)
         except OSError as error:
-            listening.close()
             raise UsageError(
                 "listener.address",
                 f"can't listen on {traddr}:{trsvcid}: {error.strerror}; choose a free address",

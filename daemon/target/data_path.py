@@ -26,6 +26,7 @@ from sealane.daemon.nvme.exported import (
 )
 from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.listeners import Listen, listen_tcp
 from sealane.daemon.runtime.reserve_file import RESERVE_NAME, keep_reserve
 from sealane.daemon.target.drives import Drives
 from sealane.daemon.target.openings import Openings
@@ -103,6 +104,7 @@ class Target(Provider):
         directory: Path | None = None,
         device: Device | None = None,
         thin: bool = False,
+        listen: Listen = listen_tcp,
     ) -> None:
         kind = STORE_KINDS[store_kind]
         if kind.is_kept != (directory is not None):
@@ -122,7 +124,9 @@ class Target(Provider):
         self._thin = thin
         self._volumes: dict[str, TargetSubsystem] = {}
         self.openings = Openings()
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+        self._listener = Listener(
+            self, traddr=traddr, trsvcid=trsvcid, offers_digests=True, listen=listen
+        )
 
     @property
     def listener(self) -> Listener:

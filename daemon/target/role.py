@@ -10,8 +10,9 @@ from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.nvme.exported import Portal
 from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.listeners import join_address, split_address
 from sealane.daemon.runtime.metrics import by_owner
-from sealane.daemon.runtime.servers import join_address, listening, new_server, split_address
+from sealane.daemon.runtime.servers import listening, new_server
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.device import authorize_at, keep_served, opened_device, report_of
@@ -61,6 +62,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         directory=directory,
         device=device,
         thin=config.thin,
+        listen=context.listeners.named("target.listen"),
     )
     with listening("target.listen", config.listen):
         await target.start()
@@ -153,6 +155,7 @@ async def _start_plain(
             trsvcid=trsvcid,
             portals=lambda: [Portal.of(*target.address)],
             offers_digests=True,
+            listen=context.listeners.named("target.discovery_listen"),
         )
         with listening("target.discovery_listen", config.discovery_listen):
             await listener.start()
