@@ -22,6 +22,8 @@ _PASS = """
 import fcntl, os, sys
 names, numbers, notify = sys.argv[1], sys.argv[2].split(), sys.argv[3]
 away = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 100) for number in numbers]
+for number in numbers:
+    os.close(int(number))
 for place, number in enumerate(away, 3):
     os.dup2(number, place)
     os.close(number)

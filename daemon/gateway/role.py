@@ -118,6 +118,8 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     context.services.append("sealane.v1.Volumes")
     offload_pb2_grpc.add_OffloadServicer_to_server(OffloadServicer(offload), context.local)
     context.services.extend(_OFFLOAD)
+    # First at a stop, so that hosts wait for the next process rather than find no volume.
+    context.stack.callback(gateway.listener.end_accepting)
 
 
 def _evidence_of(label: str, identity: Identity) -> Item | None:

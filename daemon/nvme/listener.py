@@ -93,6 +93,7 @@ class Listener:
         self._offers_digests = offers_digests
         self._discovery = DiscoverySubsystem(self._exported, portals or self._own_portals)
         self._socket: socket.socket | None = None
+        self._accepts = True
         self._tasks = TaskOwner()
         self._associations: dict[int, Association] = {}
         self._sessions: dict[int, AdminSession] = {}
@@ -123,8 +124,11 @@ class Listener:
         """Call `observer` for each fault of a peer."""
         self._observers.append(observer)
 
-    async def start(self) -> None:
-        """Start listening; UsageError `listener.address` if the address can't be bound."""
+    def open(self) -> socket.socket:
+        """Listen without accepting: hosts that connect wait until `start`.
+
+        UsageError `listener.address` if the address can't be bound.
+        """
         traddr, trsvcid = self._address
         try:
             listening = self._open(traddr, trsvcid)
@@ -134,7 +138,17 @@ class Listener:
                 f"can't listen on {traddr}:{trsvcid}: {error.strerror}; choose a free address",
             ) from error
         self._socket = listening
-        self._listen(listening)
+        return listening
+
+    async def start(self) -> None:
+        """Accept hosts; errors of `open`, unless it was called before."""
+        self._listen(self._socket or self.open())
+
+    def end_accepting(self) -> None:
+        """Let hosts that connect from now on wait: for the next process, if it gets the socket."""
+        self._accepts = False
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
 
     async def stop(self) -> None:
         """Close the address and all associations, and wait for their queues."""
@@ -225,7 +239,7 @@ class Listener:
     # Connections
 
     def _listen(self, listening: socket.socket) -> None:
-        if listening.fileno() >= 0:
+        if listening.fileno() >= 0 and self._accepts:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -310,6 +324,9 @@ class Listener:
             await stream.farewell(from_host=False, fault=fault)
 
     async def _connected(self, stream: PduStream, connect: Connect) -> None:
+        if not self._accepts:
+            # A host that is told that its subsystem doesn't exist may give up.
+            return
         exported = self._find(connect.subsystem_nqn)
         try:
             if exported is None:

@@ -139,11 +139,16 @@ class Target(Provider):
         return self._listener.address
 
     async def start(self) -> None:
-        """Start listening; UsageError `listener.address`, or if the directory is unusable."""
+        """Open, and accept hosts; errors of `open`."""
+        await self.open()
+        await self._listener.start()
+
+    async def open(self) -> None:
+        """Listen, but accept no host; UsageError `listener.address`, or for the directory."""
         if self._directory is not None:
             make_directory(self._directory)
             await asyncio.to_thread(keep_reserve, self._directory)
-        await self._listener.start()
+        self._listener.open()
 
     async def stop(self) -> None:
         """Close all connections, wait for all queues, and close the stores."""

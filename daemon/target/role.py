@@ -65,7 +65,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         listen=context.listeners.named("target.listen"),
     )
     with listening("target.listen", config.listen):
-        await target.start()
+        await target.open()
     context.stack.push_async_callback(target.stop)
     context.addresses[Role.TARGET] = join_address(*target.address)
     context.metrics.add_latencies("target")
@@ -158,7 +158,7 @@ async def _start_plain(
             listen=context.listeners.named("target.discovery_listen"),
         )
         with listening("target.discovery_listen", config.discovery_listen):
-            await listener.start()
+            listener.open()
         context.stack.push_async_callback(listener.stop)
         context.addresses["discovery"] = join_address(*listener.address)
         context.count_faults("discovery", listener)
@@ -169,6 +169,10 @@ async def _start_plain(
         "plain_namespace", ("namespace",), lambda: by_owner(plain.statistics())
     )
     await plain.apply(config.subsystems)
+    # Hosts that wait since the last process ended come at once, and want what it served.
+    for each in (target.listener, *discovery):
+        await each.start()
+        context.stack.callback(each.end_accepting)
 
     async def reload(config: Config) -> None:
         if config.target is not None:
