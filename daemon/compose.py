@@ -6,7 +6,7 @@ A role is imported where it starts: half of a start's processor time is imports.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from sealane.daemon.node.servicer import NodesServicer
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.directories import Reloaded, RunDirectory, claimed_state
 from sealane.daemon.runtime.health import Health
+from sealane.daemon.runtime.listeners import Listeners
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.daemon.runtime.notify import Notifier
@@ -35,20 +36,24 @@ from sealane.protocol.v1 import nodes_pb2_grpc
 async def serve(
     config: Config,
     *,
+    passed: Sequence[tuple[str, int]] = (),
     hangup: asyncio.Event | None = None,
     reread: Callable[[], Config] | None = None,
 ) -> None:
     """Run the daemon until cancelled; a failed start raises an exception group of sealane errors.
 
-    Each time `hangup` is set, settings that can change at run time are taken from `reread`.
+    `passed` are names and numbers of the descriptors that the service manager passed. Each time
+    `hangup` is set, settings that can change at run time are taken from `reread`.
     """
     notifier = Notifier()
+    listeners = Listeners(notifier, passed)
     run_directory = RunDirectory(Path(config.node.run_dir))
     async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
-        daemon = Daemon(config, tasks, stack, run_directory)
+        daemon = Daemon(config, tasks, stack, run_directory, listeners)
         stack.enter_context(run_directory.claimed())
         stack.enter_context(claimed_state(Path(config.node.state_dir)))
         await daemon.start()
+        listeners.end_unclaimed()
         daemon.spawn("watchdog", notifier.keep_watchdog())
         write_ready = partial(
             run_directory.write_ready, node=config.node.name, addresses=daemon.addresses
@@ -80,6 +85,7 @@ class Daemon:
         tasks: asyncio.TaskGroup,
         stack: contextlib.AsyncExitStack,
         run_directory: RunDirectory,
+        listeners: Listeners,
     ) -> None:
         metrics = Metrics(is_broker=config.broker is not None)
         traces = PASSED_ON
@@ -101,6 +107,7 @@ class Daemon:
             run_directory=run_directory,
             metrics=metrics,
             traces=traces,
+            listeners=listeners,
             enrolled=EnrolledRoles(config, metrics=metrics, spawn=self.spawn, stack=stack),
             local=new_server(metrics, None, traces),
             spawn=self.spawn,
@@ -147,7 +154,11 @@ class Daemon:
         self.spawn("space", self._space.keep())
         context.metrics.add_statistics("space", ("place",), self._space.statistics)
         if config.metrics is not None:
-            server = MetricsServer(context.metrics, config.metrics.listen)
+            server = MetricsServer(
+                context.metrics,
+                config.metrics.listen,
+                open_listener=context.listeners.named("metrics.listen"),
+            )
             self._stack.callback(server.close)
             context.addresses["metrics"] = server.address
         if config.broker is not None:

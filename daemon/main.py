@@ -5,7 +5,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sealane import __version__
@@ -15,6 +15,7 @@ from sealane.daemon.config import Config, check_writers, load_config
 from sealane.daemon.reload import reload
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
 from sealane.daemon.runtime.directories import as_daemon
+from sealane.daemon.runtime.listeners import take_passed
 from sealane.daemon.runtime.logs import get_logger, priority, set_up_logs
 from sealane.daemon.runtime.process import forbid_inspection, lock_memory
 from sealane.daemon.set_up import set_up
@@ -75,9 +76,10 @@ def run(config: Config, path: Path) -> int:
     os.umask(0o077)
     forbid_inspection()
     set_up_logs(config.node.log_level, node=config.node.name)
+    passed = take_passed()
     _lock_memory(config)
     try:
-        asyncio.run(_serve_until_signal(config, path))
+        asyncio.run(_serve_until_signal(config, path, passed))
     except asyncio.CancelledError:
         get_logger().info("stopped")
     return 0
@@ -95,7 +97,9 @@ def _lock_memory(config: Config) -> None:
         get_logger().warning("memory_swappable", reason=error.reason, message=str(error))
 
 
-async def _serve_until_signal(config: Config, path: Path) -> None:
+async def _serve_until_signal(
+    config: Config, path: Path, passed: Sequence[tuple[str, int]]
+) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     stopping = False
@@ -111,7 +115,7 @@ async def _serve_until_signal(config: Config, path: Path) -> None:
         loop.add_signal_handler(number, stop)
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    await serve(config, hangup=hangup, reread=lambda: load_checked(path))
+    await serve(config, passed=passed, hangup=hangup, reread=lambda: load_checked(path))
 
 
 def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:

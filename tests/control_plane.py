@@ -130,14 +130,20 @@ def short_directory() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def start(config: Path, *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    """Start sealaned with a command that execs it; stop it at the end of the block."""
+def start(
+    config: Path, *, prefix: Sequence[str] = (), descriptors: Sequence[int] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start sealaned with a command that execs it; stop it at the end of the block.
+
+    The command inherits `descriptors`.
+    """
     with config.with_suffix(".log").open("wb") as sink:
         process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "sealane.daemon.main", "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
+            pass_fds=descriptors,
         )
     try:
         yield process
@@ -148,11 +154,17 @@ def start(config: Path, *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Po
 
 
 @contextlib.contextmanager
-def daemon(config: Path, *, exit_code: int = 0, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
+def daemon(
+    config: Path,
+    *,
+    exit_code: int = 0,
+    prefix: Sequence[str] = (),
+    descriptors: Sequence[int] = (),
+) -> Iterator[Daemon]:
     """Run sealaned until the end of the block; it must then exit with `exit_code`."""
     run_dir = config.with_name(f"{config.stem}-run")
     log = config.with_suffix(".log")
-    with start(config, prefix=prefix) as process:
+    with start(config, prefix=prefix, descriptors=descriptors) as process:
         addresses = _wait_ready(process, run_dir / "ready.json", log)
         running = Daemon(process, run_dir, log, addresses)
         yield running

@@ -26,8 +26,8 @@ from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_source import AuditSource
 from sealane.daemon.config import AuditForwardConfig
 from sealane.daemon.runtime.files import read_file
+from sealane.daemon.runtime.listeners import split_address
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.runtime.servers import split_address
 from sealane.errors import UsageError
 
 CONNECT_SECONDS: Final = 10.0

@@ -8,7 +8,7 @@ from typing import Final
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
 from sealane.daemon.gateway.card_source import card_source
 from sealane.daemon.gateway.third_parties import third_party_of
-from sealane.daemon.runtime.servers import split_address
+from sealane.daemon.runtime.listeners import split_address
 
 _CONNECT_SECONDS: Final = 3.0
 

@@ -36,6 +36,7 @@ from sealane.daemon.nvme.exported import (
     Provider,
 )
 from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.listeners import Listen, listen_tcp
 from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
@@ -318,6 +319,7 @@ class Gateway(Provider):
         trsvcid: int,
         allow_remote: bool = False,
         settings: GatewaySettings | None = None,
+        listen: Listen = listen_tcp,
     ) -> None:
         if not allow_remote and not ipaddress.ip_address(traddr).is_loopback:
             raise UsageError(
@@ -328,7 +330,9 @@ class Gateway(Provider):
         self._expected: dict[str, asyncio.Event] = {}
         self._settings = settings or GatewaySettings()
         self._journals = _native.JournalPool(bytes_max=self._settings.journals_bytes_max)
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+        self._listener = Listener(
+            self, traddr=traddr, trsvcid=trsvcid, offers_digests=True, listen=listen
+        )
         self._access = AnaState.OPTIMIZED
         self._is_stopping = False
         self.accelerator: CardKeeper | None = None

@@ -27,8 +27,9 @@ from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
+from sealane.daemon.runtime.listeners import join_address, split_address
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.runtime.servers import join_address, listening, split_address
+from sealane.daemon.runtime.servers import listening
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import offload_pb2_grpc, volumes_pb2_grpc
 
@@ -54,6 +55,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             journals_bytes_max=config.journals_bytes_max,
             nonce_ledgers=Path(ledgers) if ledgers else None,
         ),
+        listen=context.listeners.named("gateway.listen"),
     )
     offload = OffloadService(None, None)
     if config.accelerator is not None:
@@ -130,6 +132,8 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     context.services.append("sealane.v1.Volumes")
     offload_pb2_grpc.add_OffloadServicer_to_server(OffloadServicer(offload), context.local)
     context.services.extend(_OFFLOAD)
+    # First at a stop, so that hosts wait for the next process rather than find no volume.
+    context.stack.callback(gateway.listener.end_accepting)
 
 
 def _evidence_of(label: str, identity: Identity) -> Item | None:

@@ -3,7 +3,7 @@
 from sealane.daemon.config import ThirdPartyConfig
 from sealane.daemon.gateway.third_party_link import ThirdParty
 from sealane.daemon.nvme.host_secrets import read_dhchap
-from sealane.daemon.runtime.servers import split_address
+from sealane.daemon.runtime.listeners import split_address
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 

@@ -16,6 +16,7 @@ from sealane.daemon.node.target_view import TargetView
 from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.calls import Admit, Authorizer, Refused, no_record
 from sealane.daemon.runtime.directories import RunDirectory
+from sealane.daemon.runtime.listeners import Listeners
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, running
 from sealane.daemon.runtime.space import Space
@@ -31,6 +32,8 @@ class RoleContext:
     run_directory: RunDirectory
     metrics: Metrics
     traces: Traces
+    listeners: Listeners
+    """Opens listeners of data paths, which outlive a restart."""
     enrolled: EnrolledRoles
     local: grpc.aio.Server
     """Server of the Unix socket."""

@@ -28,6 +28,7 @@ from sealane.daemon.nvme.exported import (
     Portal,
     Provider,
 )
+from sealane.daemon.runtime.listeners import Listen, listen_tcp
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.errors import (
@@ -72,7 +73,7 @@ class Listener:
 
     It also serves discovery. With `portals`, the addresses of the listeners that serve the
     provider's subsystems, it serves only discovery. `offers_digests` grants digests to hosts: set
-    it only if the data paths of all subsystems support them.
+    it only if the data paths of all subsystems support them. `listen` opens its socket.
     """
 
     def __init__(
@@ -83,13 +84,16 @@ class Listener:
         trsvcid: int,
         portals: Callable[[], Iterable[Portal]] | None = None,
         offers_digests: bool = False,
+        listen: Listen = listen_tcp,
     ) -> None:
         self._providers = [provider]
         self._address = (traddr, trsvcid)
+        self._open = listen
         self._serves_io = portals is None
         self._offers_digests = offers_digests
         self._discovery = DiscoverySubsystem(self._exported, portals or self._own_portals)
         self._socket: socket.socket | None = None
+        self._accepts = True
         self._tasks = TaskOwner()
         self._associations: dict[int, Association] = {}
         self._sessions: dict[int, AdminSession] = {}
@@ -120,24 +124,31 @@ class Listener:
         """Call `observer` for each fault of a peer."""
         self._observers.append(observer)
 
-    async def start(self) -> None:
-        """Start listening; UsageError `listener.address` if the address can't be bound."""
+    def open(self) -> socket.socket:
+        """Listen without accepting: hosts that connect wait until `start`.
+
+        UsageError `listener.address` if the address can't be bound.
+        """
         traddr, trsvcid = self._address
-        family = socket.AF_INET6 if ":" in traddr else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((traddr, trsvcid))
-            listening.listen(CONNECTIONS_MAX)
-            listening.setblocking(False)
+            listening = self._open(traddr, trsvcid)
         except OSError as error:
-            listening.close()
             raise UsageError(
                 "listener.address",
                 f"can't listen on {traddr}:{trsvcid}: {error.strerror}; choose a free address",
             ) from error
         self._socket = listening
-        self._listen(listening)
+        return listening
+
+    async def start(self) -> None:
+        """Accept hosts; errors of `open`, unless it was called before."""
+        self._listen(self._socket or self.open())
+
+    def end_accepting(self) -> None:
+        """Let hosts that connect from now on wait: for the next process, if it gets the socket."""
+        self._accepts = False
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
 
     async def stop(self) -> None:
         """Close the address and all associations, and wait for their queues."""
@@ -228,7 +239,7 @@ class Listener:
     # Connections
 
     def _listen(self, listening: socket.socket) -> None:
-        if listening.fileno() >= 0:
+        if listening.fileno() >= 0 and self._accepts:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -313,6 +324,9 @@ class Listener:
             await stream.farewell(from_host=False, fault=fault)
 
     async def _connected(self, stream: PduStream, connect: Connect) -> None:
+        if not self._accepts:
+            # A host that is told that its subsystem doesn't exist may give up.
+            return
         exported = self._find(connect.subsystem_nqn)
         try:
             if exported is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from socketserver import ThreadingMixIn
 from typing import Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 
 from sealane import __version__
 from sealane._native import latencies, latency_bounds
+from sealane.daemon.runtime.listeners import Listen, join_address, listen_tcp, split_address
 from sealane.daemon.runtime.statistics import CATALOGUE, LATENCIES, UNKNOWN, Statistic, scale_of
 from sealane.errors import UnavailableError
 
@@ -51,9 +52,12 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-
-class _ServerIPv6(_Server):
-    address_family = socket.AF_INET6
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_name, self.server_port = listening.getsockname()[:2]
+        self.setup_environ()
 
 
 ReadStatistics = Callable[[], Mapping[tuple[str, ...], Mapping[str, int]]]
@@ -310,30 +314,27 @@ class _LatencyCollector(Collector):
 
 
 class MetricsServer:
-    """The HTTP endpoint, on a thread of its own, listening at `address`.
+    """The HTTP endpoint, on a thread of its own, listening at `address`; `open_listener` opens it.
 
     UnavailableError `listen.refused` if it can't be bound.
     """
 
-    def __init__(self, metrics: Metrics, listen: str) -> None:
-        host, _, port = listen.rpartition(":")
-        kind = _ServerIPv6 if ":" in host else _Server
+    def __init__(
+        self, metrics: Metrics, listen: str, *, open_listener: Listen = listen_tcp
+    ) -> None:
+        host, port = split_address(listen)
         try:
-            self._server = make_server(
-                host.strip("[]"),
-                int(port),
-                make_wsgi_app(metrics.registry),
-                kind,
-                handler_class=_Handler,
-            )
+            listening = open_listener(host, port)
         except OSError as error:
             raise UnavailableError(
                 "listen.refused", f"metrics.listen {listen}: {error.strerror}"
             ) from error
+        self._server = _Server(listening)
+        self._server.set_app(make_wsgi_app(metrics.registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics")
         self._thread.daemon = True
         self._thread.start()
-        self.address = f"{host}:{self._server.server_port}"
+        self.address = join_address(host, self._server.server_port)
 
     def close(self) -> None:
         """Stop and wait for the thread."""

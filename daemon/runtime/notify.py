@@ -1,12 +1,14 @@
-"""Readiness and watchdog messages to systemd (sd_notify(3)): one datagram each, no library."""
+"""Messages to systemd (sd_notify(3)): readiness, watchdog, stored descriptors; no library."""
 
 import asyncio
 import os
 import socket
+from array import array
 from collections.abc import Mapping
 from typing import Final
 
 _MESSAGE_BYTES_MAX: Final = 4096
+_NAME_MAX: Final = 255
 _STOP_SECONDS: Final = 20
 """Longest time of a stop without what its caller adds."""
 
@@ -29,21 +31,38 @@ class Notifier:
         microseconds = round((drain_seconds + _STOP_SECONDS) * 1e6)
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}")
 
+    def keep(self, name: str, descriptor: socket.socket) -> None:
+        """Have a duplicate of a socket passed to the next process of this service, as `name`."""
+        self._send(f"FDSTORE=1\nFDNAME={name}", descriptor.fileno())
+
+    def forget(self, name: str) -> None:
+        """Have all stored descriptors of that name closed."""
+        if is_descriptor_name(name):
+            self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
     async def keep_watchdog(self) -> None:
         """Feed the watchdog at half its period, from the event loop that it watches."""
         while self._watchdog_seconds is not None:
             self._send("WATCHDOG=1")
             await asyncio.sleep(self._watchdog_seconds / 2)
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, *descriptors: int) -> None:
         if not self._address:
             return
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             try:
-                sender.sendto(message.encode()[:_MESSAGE_BYTES_MAX], self._address)
+                content = message.encode()[:_MESSAGE_BYTES_MAX]
+                # Python 3.11's socket.send_fds ignores its address.
+                sender.sendmsg([content], [rights] if descriptors else [], 0, self._address)
             except OSError:
                 # A service manager that has gone away must not end the daemon.
                 return
+
+
+def is_descriptor_name(name: str) -> bool:
+    """Return True for a name that systemd allows, so that it can't be another line's start."""
+    return 0 < len(name) <= _NAME_MAX and name.isascii() and name.isprintable() and ":" not in name
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sealane.daemon.runtime.call_completion import CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
 from sealane.daemon.runtime.door import Admit, Caller, NoteRefused, door, own_user_and_root, relay
+from sealane.daemon.runtime.listeners import listen_tcp, split_address
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.traces import PASSED_ON, Traces
 from sealane.errors import UnavailableError, UsageError
@@ -89,17 +89,6 @@ HANDSHAKE_SECONDS: Final = 10.0
 
 _completions: Final[WeakKeyDictionary[grpc.aio.Server, CallCompletion]] = WeakKeyDictionary()
 """Of servers whose calls go through a `CallInterceptor`."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split an address:port that the configuration has already checked."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return address:port as in configurations, with […] around IPv6 addresses."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def new_server(
@@ -252,14 +241,10 @@ async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
 
 def _why_not(listen: str) -> str:
     """Return why an address can't be bound, which gRPC doesn't say, by binding it ourselves."""
-    host, port = split_address(listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            return error.strerror or str(error)
+    try:
+        listen_tcp(*split_address(listen)).close()
+    except OSError as error:
+        return error.strerror or str(error)
     return "can't listen"
 
 

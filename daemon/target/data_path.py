@@ -26,6 +26,7 @@ from sealane.daemon.nvme.exported import (
 )
 from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.listeners import Listen, listen_tcp
 from sealane.daemon.runtime.reserve_file import RESERVE_NAME, keep_reserve
 from sealane.daemon.target.drives import Drives
 from sealane.daemon.target.openings import Openings
@@ -103,6 +104,7 @@ class Target(Provider):
         directory: Path | None = None,
         device: Device | None = None,
         thin: bool = False,
+        listen: Listen = listen_tcp,
     ) -> None:
         kind = STORE_KINDS[store_kind]
         if kind.is_kept != (directory is not None):
@@ -122,7 +124,9 @@ class Target(Provider):
         self._thin = thin
         self._volumes: dict[str, TargetSubsystem] = {}
         self.openings = Openings()
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+        self._listener = Listener(
+            self, traddr=traddr, trsvcid=trsvcid, offers_digests=True, listen=listen
+        )
 
     @property
     def listener(self) -> Listener:
@@ -135,11 +139,16 @@ class Target(Provider):
         return self._listener.address
 
     async def start(self) -> None:
-        """Start listening; UsageError `listener.address`, or if the directory is unusable."""
+        """Open, and accept hosts; errors of `open`."""
+        await self.open()
+        await self._listener.start()
+
+    async def open(self) -> None:
+        """Listen, but accept no host; UsageError `listener.address`, or for the directory."""
         if self._directory is not None:
             make_directory(self._directory)
             await asyncio.to_thread(keep_reserve, self._directory)
-        await self._listener.start()
+        self._listener.open()
 
     async def stop(self) -> None:
         """Close all connections, wait for all queues, and close the stores."""

@@ -11,8 +11,9 @@ from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.nvme.exported import Portal
 from sealane.daemon.nvme.listener import Listener
+from sealane.daemon.runtime.listeners import join_address, split_address
 from sealane.daemon.runtime.metrics import by_owner
-from sealane.daemon.runtime.servers import join_address, listening, new_server, split_address
+from sealane.daemon.runtime.servers import listening, new_server
 from sealane.daemon.runtime.space import Space
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.target.data_path import Target
@@ -63,9 +64,10 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         directory=directory,
         device=device,
         thin=config.thin,
+        listen=context.listeners.named("target.listen"),
     )
     with listening("target.listen", config.listen):
-        await target.start()
+        await target.open()
     context.stack.push_async_callback(target.stop)
     context.addresses[Role.TARGET] = join_address(*target.address)
     context.metrics.add_latencies("target")
@@ -163,9 +165,10 @@ async def _start_plain(
             trsvcid=trsvcid,
             portals=lambda: [Portal.of(*target.address)],
             offers_digests=True,
+            listen=context.listeners.named("target.discovery_listen"),
         )
         with listening("target.discovery_listen", config.discovery_listen):
-            await listener.start()
+            listener.open()
         context.stack.push_async_callback(listener.stop)
         context.addresses["discovery"] = join_address(*listener.address)
         context.count_faults("discovery", listener)
@@ -176,6 +179,10 @@ async def _start_plain(
         "plain_namespace", ("namespace",), lambda: by_owner(plain.statistics())
     )
     await plain.apply(config.subsystems)
+    # Hosts that wait since the last process ended come at once, and want what it served.
+    for each in (target.listener, *discovery):
+        await each.start()
+        context.stack.callback(each.end_accepting)
 
     async def reload(config: Config) -> None:
         if config.target is not None:

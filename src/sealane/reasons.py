@@ -438,6 +438,7 @@ ReasonId = Literal[
     "lease.start_epoch",
     "lease.start_epoch.exhausted",
     "listen.in_use",
+    "listen.passed",
     "listen.path",
     "listen.refused",
     "listener.address",

@@ -1,5 +1,6 @@
 """Restarts under a host's load: a pause, no error, and every acknowledged write is there."""
 
+import contextlib
 import json
 import re
 import time
@@ -47,6 +48,29 @@ with sync.connect("/run/sealane-gateway/sealaned.sock") as client:
 pauses = [(b, b - a) for a, b in zip(ended, ended[1:])]
 print(json.dumps({"rounds": number, "pauses": [p for p in pauses if p[1] > 0.05]}), flush=True)
 """
+
+# Connects to a port until it is told to stop, and has each connection initialised (ICReq, ICResp).
+CONNECTING = """
+import collections, json, os, socket, sys, time
+
+request = bytes([0, 0, 128, 0, 128]) + bytes(123)
+ended, longest, gap, since = collections.Counter(), 0.0, 0.0, None
+while not os.path.exists("/run/stop"):
+    began = time.monotonic()
+    try:
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 30) as host:
+            host.sendall(request)
+            ended["served" if host.recv(128, socket.MSG_WAITALL) else "closed"] += 1
+            since = None
+    except OSError as error:
+        ended[type(error).__name__] += 1
+        since = since or began
+        gap = max(gap, time.monotonic() - since)
+    longest = max(longest, time.monotonic() - began)
+    time.sleep(0.01)
+print(json.dumps({"longest": longest, "gap": gap, **ended}))
+"""
+PORTS = {"gateway": 4421, "target": 4420}
 
 
 @pytest.fixture
@@ -101,3 +125,32 @@ def test_a_host_sees_a_pause_and_no_error(roles: Machine) -> None:
     }
     print(seen["rounds"], {event: round(pause, 2) for event, pause in longest.items()})
     assert max(longest.values()) < PAUSE_SECONDS_MAX, f"{longest}\n{machine.journal()}"
+
+
+def test_a_restart_refuses_no_host(roles: Machine) -> None:
+    machine = roles
+    events = [f"{verb} {role}" for verb in ("restart", "kill") for role in PORTS]
+    with contextlib.ExitStack() as stack:
+        hosts = {
+            role: stack.enter_context(machine.start(PYTHON, "-c", CONNECTING, str(port)))
+            for role, port in PORTS.items()
+        }
+        for event in events:
+            time.sleep(SETTLED_SECONDS)
+            restart(machine, event)
+        time.sleep(SETTLED_SECONDS)
+        machine.run("systemctl", "restart", "sealane.target")
+        time.sleep(SETTLED_SECONDS)
+        for role in PORTS:
+            assert machine.property(f"sealaned@{role}", "NFileDescriptorStore") == "1"
+        machine.run("touch", "/run/stop")
+        seen = {role: json.loads(host.communicate(timeout=60)[0]) for role, host in hosts.items()}
+    print(seen)
+    for role, ended in seen.items():
+        assert ended["served"] > 0, seen
+        assert "ConnectionRefusedError" not in ended, f"{role}: {seen}\n{machine.journal()}"
+    # A stop is the end of the listener, too.
+    machine.run("systemctl", "stop", "sealaned@gateway")
+    assert machine.property("sealaned@gateway", "NFileDescriptorStore") == "0"
+    connect = f"import socket; socket.create_connection(('127.0.0.1', {PORTS['gateway']}))"
+    assert "ConnectionRefusedError" in machine.attempt(PYTHON, "-c", connect).stderr

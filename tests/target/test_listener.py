@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import socket
 import struct
@@ -592,3 +593,35 @@ async def test_a_host_that_left_for_too_long_a_drain_is_told_to_come_again(
 async def test_a_second_controller_of_a_host_leaves_the_first_alone(world: World) -> None:
     async with world.host() as first, world.host() as second:
         assert await first.active_namespaces() == await second.active_namespaces()
+
+
+async def test_host_that_is_connecting_at_a_stop_is_told_nothing(world: World) -> None:
+    # It connects again; told that there is no such subsystem, it might give up.
+    async with world.host() as host, world.raw() as (reader, writer):
+        writer.write(IC_REQ)
+        await reader.readexactly(128)
+        world.listener.end_accepting()
+        writer.write(io_connect(host))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await reader.read() == b""
+    assert world.faults == []
+
+
+async def test_host_waits_before_the_listener_accepts_and_after(world: World) -> None:
+    listener = Listener(world.provider, traddr="127.0.0.1", trsvcid=0)
+    listener.open()
+    waiting = dataclasses.replace(world, listener=listener)
+    async with waiting.raw() as (reader, writer):
+        writer.write(IC_REQ)
+        answer = asyncio.ensure_future(reader.readexactly(128))
+        assert not (await asyncio.wait([answer], timeout=0.1))[0]
+        await listener.start()
+        await answer
+    listener.end_accepting()
+    async with waiting.raw() as (reader, writer):
+        writer.write(IC_REQ)
+        answer = asyncio.ensure_future(reader.readexactly(128))
+        assert not (await asyncio.wait([answer], timeout=0.1))[0]
+        await listener.stop()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await answer
