@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
 from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.crypto.private_keys import private_key_pem
 from sealane.crypto.roles import Role
 from sealane.daemon.node.call_proofs import CallProofs
 from sealane.daemon.node.channels import Channels, Connection, FindPeer, Own
@@ -135,11 +136,7 @@ class Identity:
         self._replaced = asyncio.Condition()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
         self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
-        self._key_pem = self.keys.tls.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        self._key_pem = private_key_pem(self.keys.tls)
 
     @property
     def spiffe_id(self) -> str:
