@@ -40,15 +40,18 @@ _SPACING_SECONDS: Final = 1.0
 
 REVOKED: Final = "node.revoked"
 POLICY_CHANGED: Final = "attestation.policy.changed"
-# Peers that answer like this know something newer than our certificate: attest again.
-_OUTDATED: Final = {
-    REVOKED,
-    POLICY_CHANGED,
-    "certificate.expired",
-    "node.superseded",
-    "node.unknown",
-    "token.expired",
-}
+SUPERSEDED: Final = "node.superseded"
+OUTDATED: Final = frozenset(
+    {
+        REVOKED,
+        POLICY_CHANGED,
+        SUPERSEDED,
+        "certificate.expired",
+        "node.unknown",
+        "token.expired",
+    }
+)
+"""Peers that answer like this know something newer than our certificate: attest again."""
 # Not this node's fault: the challenge expired in transit.
 STALE: Final = "attestation.nonce.stale"
 
@@ -288,7 +291,7 @@ class Identity:
 
     def note(self, error: Error) -> None:
         """Attest again soon if a peer's refusal says that the certificate is no longer accepted."""
-        if error.reason in _OUTDATED:
+        if error.reason in OUTDATED:
             self.outdate()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
