@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from cryptography import x509
-
 from sealane.cli.output import Output
 from sealane.cli.verbs import confirm, destructive, offline, verb
 from sealane.client import Client, translated
+from sealane.crypto.certificates import parse_anchor
 from sealane.crypto.snapshot import RecipientKey, parse_recipient
 from sealane.daemon.broker.restore import Restore, broker_of, check_empty, filled, prepared
 from sealane.daemon.broker.restored import Accepted
@@ -39,7 +38,9 @@ async def broker_snapshot(client: Client, options: argparse.Namespace, output: O
 def broker_restore(options: argparse.Namespace, output: Output) -> None:
     """Restore a snapshot into the empty store of a configured broker that doesn't run."""
     key = RecipientKey.parse(read_secret(str(options.key), key="--key"), source=str(options.key))
-    anchor = _anchor(options.trust_anchor)
+    anchor = parse_anchor(
+        read_file(str(options.trust_anchor), key="--trust-anchor"), source=str(options.trust_anchor)
+    )
     accepted = Accepted(nodes=options.accept, devices=options.accept_device)
     config = load_config(options.config)
     set_up_logs("error", node=config.node.name)
@@ -108,14 +109,6 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise UsageError("broker.snapshot.unwritable", f"{path}: {error.strerror}") from error
-
-
-def _anchor(path: Path) -> x509.Certificate:
-    content = read_file(str(path), key="--trust-anchor")
-    try:
-        return x509.load_pem_x509_certificate(content)
-    except ValueError as error:
-        raise UsageError("config.value", f"{path}: allowed: a certificate in PEM") from error
 
 
 def _device(text: str) -> uuid.UUID:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import empty_pb2
@@ -22,6 +21,7 @@ from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.audit import GENESIS, Head, verify_log
 from sealane.crypto.certificates import anchor_key, parse_anchor
 from sealane.crypto.evidence.kinds import Trusted, verifiers
+from sealane.crypto.private_keys import parse_private_key
 from sealane.daemon.broker.policy import (
     SIGNATURE_SUFFIX,
     OwnerPrivateKey,
@@ -78,10 +78,7 @@ def _policy_sign(options: argparse.Namespace, output: Output) -> None:
 
 def _owner_private_key(path: Path) -> OwnerPrivateKey:
     pem = read_secret(str(path), key="--key")
-    try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError):
-        key = None
+    key = parse_private_key(pem)
     if not isinstance(key, Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
         raise UsageError(
             "policy.owner_key.malformed",

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sealane.crypto.encoding import canonical_json, fields, parse_canonical_json
 from sealane.crypto.exchange import wipe
 from sealane.crypto.kem import KEM_ALGORITHMS, X25519, X25519KemKey, seal, unseal
+from sealane.crypto.private_keys import parse_private_key, private_key_pem
 from sealane.errors import UsageError, VerificationError
 
 VERSION: Final = 1
@@ -104,21 +105,14 @@ class RecipientKey:
     @classmethod
     def parse(cls, pem: bytes, *, source: str) -> "RecipientKey":
         """Parse PKCS #8 PEM; UsageError `key.recipient.malformed` names `source`."""
-        try:
-            key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError) as error:
-            raise _not_a_key(source, "private") from error
+        key = parse_private_key(pem)
         if not isinstance(key, X25519PrivateKey):
             raise _not_a_key(source, "private")
         return cls(key)
 
     def pem(self) -> bytes:
         """Return the private key as PKCS #8 PEM."""
-        return self._key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        return private_key_pem(self._key)
 
     def public_pem(self) -> bytes:
         """Return the public key as SubjectPublicKeyInfo PEM."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,26 +62,52 @@ class Site:
         )
         return path
 
-    def broker_config(self, *, listen: str = "127.0.0.1:0") -> Path:
-        """Write the configuration of node `broker`."""
+    def broker_config(
+        self,
+        name: str = "broker",
+        *,
+        listen: str = "127.0.0.1:0",
+        instance: int | None = None,
+        etcd: Sequence[str] = (),
+        more: str = "",
+    ) -> Path:
+        """Write the configuration of a broker on SQLite, or on the etcd at these endpoints."""
+        if instance is not None:
+            more = f"instance = {instance}\n{more}"
+        if etcd:
+            more += f'store = "etcd"\n[broker.etcd]\nendpoints = {json.dumps([*etcd])}\n'
         return self.write_config(
-            "broker",
+            name,
             f'[broker]\nlisten = "{listen}"\n'
             f'attestation_listen = "{listen.rpartition(":")[0]}:0"\n'
             f'policy_file = "{self.root / "policy.toml"}"\nkey_file = "{self.root / "kek"}"\n'
-            "allow_unsigned_policy = true\n",
+            f"allow_unsigned_policy = true\n{more}",
         )
 
-    def enrolment(self, name: str, broker: "Daemon", *, timeout_seconds: int = 20) -> str:
-        """Return an [enrolment] section."""
+    def enrolment(
+        self,
+        name: str,
+        broker: "Daemon",
+        *,
+        others: Mapping[str, "Daemon"] | None = None,
+        timeout_seconds: int = 20,
+    ) -> str:
+        """Return an [enrolment] section, with brokers besides `broker` by name."""
         self.key(name)
-        return (
+        section = (
             f'[enrolment]\nbroker_address = "{broker.addresses["broker"]}"\n'
             f'attestation_address = "{broker.addresses["attestation"]}"\n'
             f'trust_anchor = "{self.root / "broker" / "trust-anchor.pem"}"\n'
             f'evidence = "software"\nkey_file = "{self.root / (name + ".pem")}"\n'
             f"timeout_seconds = {timeout_seconds}\n"
         )
+        for node, other in (others or {}).items():
+            section += (
+                f'[[enrolment.other_brokers]]\nnode = "{node}"\n'
+                f'address = "{other.addresses["broker"]}"\n'
+                f'attestation_address = "{other.addresses["attestation"]}"\n'
+            )
+        return section
 
 
 def write_key(path: Path, content: bytes) -> None:

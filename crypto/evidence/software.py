@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.evidence.claims import Binding, Claims, Memory
 from sealane.crypto.evidence.verifier import Introduced, refuse_introduction
+from sealane.crypto.private_keys import parse_private_key, private_key_pem
 from sealane.errors import UsageError, VerificationError
 
 SOFTWARE: Final = "software"
@@ -45,29 +45,19 @@ class SoftwareKey:
 
     @classmethod
     def parse(cls, pem: bytes, *, source: str) -> "SoftwareKey":
-        """Parse PKCS #8 PEM; UsageError names `source` if it holds no Ed25519 key."""
-        try:
-            key = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                "attestation.key.malformed",
-                f"{source}: not a key; allowed: an Ed25519 key in PKCS #8 PEM (sealanectl key "
-                "attestation makes one)",
-            ) from error
+        """Parse PKCS #8 PEM; UsageError `attestation.key.malformed` names `source`."""
+        key = parse_private_key(pem)
         if not isinstance(key, Ed25519PrivateKey):
             raise UsageError(
                 "attestation.key.malformed",
-                f"{source}: a {type(key).__name__}; allowed: an Ed25519 key",
+                f"{source}: allowed: an Ed25519 key in PKCS #8 PEM (sealanectl key attestation "
+                "makes one)",
             )
         return cls(key)
 
     def pem(self) -> bytes:
         """Return the private key as PKCS #8 PEM."""
-        return self._key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        return private_key_pem(self._key)
 
     @property
     def fingerprint(self) -> str:

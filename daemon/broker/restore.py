@@ -45,7 +45,6 @@ from sealane.daemon.device.anchors.choose import open_counter
 from sealane.daemon.node.tpm_connection import open_tpm
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import sync_directory
-from sealane.daemon.runtime.state_format import check_format
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 
@@ -78,11 +77,9 @@ def prepared(
 
     Errors of `read_snapshot`, `open_keys`, `revised` and `check_policy_file`; VerificationError
     `broker.snapshot.anchor`, `broker.store.rolled_back`; UsageError `broker.snapshot.version`,
-    `broker.restore.instance`, `broker.restore.policy`, `broker.restore.counter`, and those of
-    `check_format`.
+    `broker.restore.instance`, `broker.restore.policy`, `broker.restore.counter`.
     """
     broker = broker_of(config)
-    check_format(Path(config.node.state_dir))
     header, content = read_snapshot(file, key=key, anchor=anchor)
     if header.schema != SCHEMA_VERSION:
         raise UsageError(

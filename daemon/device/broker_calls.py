@@ -14,11 +14,11 @@ from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_si
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.device.anchors.anchor import Anchored, Change
 from sealane.daemon.node.brokers import Brokers
-from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.identity import OUTDATED, SUPERSEDED, Identity
 from sealane.daemon.node.peers import ServedDevice
 from sealane.daemon.volume.jobs import REASONS_MAX, Job
 from sealane.daemon.volume.take_overs import TakeOver
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
 from sealane.protocol.v1 import devices_pb2
 from sealane.protocol.v1.devices_pb2_grpc import DevicesStub
@@ -27,6 +27,8 @@ _CALL_SECONDS: Final = 10.0
 # Shorter than `advance` waits for its anchor, so there is time to try the next broker.
 _ADVANCE_SECONDS: Final = 3.0
 _CLOSE_SECONDS: Final = 2.0
+# A process that another one has superseded has lost its device.
+_ATTEST_AGAIN: Final = OUTDATED - {SUPERSEDED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +110,28 @@ class DeviceClient:
         )
 
     async def advance(self, served: ServedDevice, changes: Sequence[Change]) -> None:
-        """Change records of the anchor; errors as `Anchor.advance`."""
+        """Change records of the anchor; errors as `Anchor.advance`.
+
+        UnavailableError `anchor.unattested` if brokers want this process to attest again first:
+        that says nothing about the device.
+        """
         request = devices_pb2.AdvanceAnchorRequest(
             device_id=str(served.device_id),
             fencing_epoch=served.fencing_epoch,
             changes=[_message(change) for change in changes],
         )
-        await self._brokers.call(
-            lambda channel: DevicesStub(channel).AdvanceAnchor(request, timeout=_ADVANCE_SECONDS)
-        )
+        try:
+            await self._brokers.call(
+                lambda channel: DevicesStub(channel).AdvanceAnchor(
+                    request, timeout=_ADVANCE_SECONDS
+                )
+            )
+        except VerificationError as error:
+            if error.reason in _ATTEST_AGAIN:
+                raise UnavailableError(
+                    "anchor.unattested", f"the anchor waits for a new certificate: {error}"
+                ) from error
+            raise
 
     async def report_findings(self, served: ServedDevice, volume_id: uuid.UUID, job: Job) -> None:
         """Have the broker record what a job found wrong on the device."""

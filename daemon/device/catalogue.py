@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from sealane.daemon.device.directory import DEVICE_FILES
-from sealane.daemon.runtime.directories import unusable
-from sealane.daemon.runtime.files import FILE_BYTES_MAX, read_bounded, sync_directory, write_durably
+from sealane.daemon.runtime.files import (
+    FILE_BYTES_MAX,
+    read_bounded,
+    sync_directory,
+    unusable,
+    write_durably,
+)
 from sealane.errors import UnavailableError, UsageError
 
 STORE_SUFFIX: Final = ".sectors"

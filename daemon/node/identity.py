@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
 from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.kem import KemKey, X25519KemKey
+from sealane.crypto.private_keys import private_key_pem
 from sealane.crypto.roles import Role
 from sealane.daemon.node.call_proofs import CallProofs
 from sealane.daemon.node.channels import Channels, Connection, FindPeer, Own
@@ -39,15 +40,18 @@ _SPACING_SECONDS: Final = 1.0
 
 REVOKED: Final = "node.revoked"
 POLICY_CHANGED: Final = "attestation.policy.changed"
-# Peers that answer like this know something newer than our certificate: attest again.
-_OUTDATED: Final = {
-    REVOKED,
-    POLICY_CHANGED,
-    "certificate.expired",
-    "node.superseded",
-    "node.unknown",
-    "token.expired",
-}
+SUPERSEDED: Final = "node.superseded"
+OUTDATED: Final = frozenset(
+    {
+        REVOKED,
+        POLICY_CHANGED,
+        SUPERSEDED,
+        "certificate.expired",
+        "node.unknown",
+        "token.expired",
+    }
+)
+"""Peers that answer like this know something newer than our certificate: attest again."""
 # Not this node's fault: the challenge expired in transit.
 STALE: Final = "attestation.nonce.stale"
 
@@ -135,11 +139,7 @@ class Identity:
         self._replaced = asyncio.Condition()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
         self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
-        self._key_pem = self.keys.tls.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        self._key_pem = private_key_pem(self.keys.tls)
 
     @property
     def spiffe_id(self) -> str:
@@ -291,7 +291,7 @@ class Identity:
 
     def note(self, error: Error) -> None:
         """Attest again soon if a peer's refusal says that the certificate is no longer accepted."""
-        if error.reason in _OUTDATED:
+        if error.reason in OUTDATED:
             self.outdate()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:

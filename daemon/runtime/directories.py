@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.daemon.runtime.files import replacing
-from sealane.daemon.runtime.reserve_file import FULL, with_reserve
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.daemon.runtime.files import replacing, unusable
+from sealane.daemon.runtime.reserve_file import with_reserve
+from sealane.daemon.runtime.state_format import check_format
+from sealane.errors import UnavailableError, UsageError
 
 SOCKET_NAME: Final = "sealaned.sock"
 RING_SOCKET_NAME: Final = "ring.sock"
@@ -27,16 +28,6 @@ _UNIT_STATE: Final = "/var/lib/sealane*"
 """User and state directories of the systemd units."""
 _RUN_LOCK_NAME: Final = "sealaned.lock"
 _STATE_LOCK_NAME: Final = "state.lock"
-_GONE: Final = FULL | {
-    errno.EIO,
-    errno.ENODEV,
-    errno.ENXIO,
-    errno.EROFS,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EUCLEAN,
-}
-"""Errors of a file system that is full, or whose drive is gone: no fault of the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +38,6 @@ class Reloaded:
     reason: str = ""
     message: str = ""
     exit_code: int = 0
-
-
-def unusable(path: Path, error: OSError, *, key: str = "") -> Error:
-    """Return what to raise for a path that can't be used.
-
-    UnavailableError `directory.unavailable` if its file system is full or gone, so that the service
-    manager tries again; otherwise UsageError `directory.unusable`.
-    """
-    message = f"{key} {path}: {error.strerror}".lstrip()
-    if error.errno in _GONE:
-        return UnavailableError("directory.unavailable", message)
-    return UsageError("directory.unusable", message)
 
 
 def prepare_directory(path: Path, *, key: str) -> None:
@@ -210,11 +189,14 @@ def has_started(state_dir: Path) -> bool:
 def claimed_state(path: Path) -> Iterator[None]:
     """Hold a state directory; UnavailableError `daemon.running` if another daemon holds it.
 
+    Errors of `prepare_directory`, and of `check_format` if a later release wrote it.
+
     Must precede enrolment: otherwise a second daemon would be certified as the node, and the first
     refused from then on.
     """
     prepare_directory(path, key="node.state_dir")
     with _locked(path / _STATE_LOCK_NAME, in_use=path, key="node.state_dir"):
+        check_format(path)
         yield
 
 

@@ -15,9 +15,31 @@ from sealane.daemon.runtime.credentials import (
     store_access,
 )
 from sealane.daemon.runtime.reserve_file import FULL, with_reserve
-from sealane.errors import UsageError
+from sealane.errors import Error, UnavailableError, UsageError
 
 FILE_BYTES_MAX: Final = 1 << 20
+_GONE: Final = FULL | {
+    errno.EIO,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EUCLEAN,
+}
+"""Errors of a file system that is full, or whose drive is gone: no fault of the configuration."""
+
+
+def unusable(path: Path, error: OSError, *, key: str = "") -> Error:
+    """Return what to raise for a path that can't be used.
+
+    UnavailableError `directory.unavailable` if its file system is full or gone, so that the service
+    manager tries again; otherwise UsageError `directory.unusable`.
+    """
+    message = f"{key} {path}: {error.strerror}".lstrip()
+    if error.errno in _GONE:
+        return UnavailableError("directory.unavailable", message)
+    return UsageError("directory.unusable", message)
 
 
 def read_bounded(path: Path) -> bytes:

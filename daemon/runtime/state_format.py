@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from sealane.daemon.runtime.directories import unusable
-from sealane.daemon.runtime.files import read_bounded
+from sealane.daemon.runtime.files import read_bounded, unusable
 from sealane.errors import UsageError
 
 FORMAT_NAME: Final = "format"

@@ -32,6 +32,7 @@ ReasonId = Literal[
     "anchor.rolled_back",
     "anchor.space",
     "anchor.timeout",
+    "anchor.unattested",
     "anchor.unreachable",
     "association.fenced",
     "association.lost",

@@ -72,6 +72,15 @@ def running_card(socket: Path, arguments: Sequence[str]) -> Iterator[subprocess.
             process.kill()
 
 
+def nonces_at(socket: Path) -> list[bytes]:
+    """Return the nonces that cards at a socket have sealed with, without those of probes."""
+    ledger = Path(f"{socket}.ledger")
+    content = ledger.read_bytes() if ledger.exists() else b""
+    nonces = [content[i : i + 12] for i in range(0, len(content), 12)]
+    # Each probe has a key of its own.
+    return [nonce for nonce in nonces if len({*nonce}) > 1]
+
+
 @dataclass
 class World:
     """Broker, target and gateway; the gateway's card is at `socket`, running or not."""
@@ -98,11 +107,7 @@ class World:
 
     def nonces(self) -> list[bytes]:
         """Return the nonces that cards at the socket have sealed with, without those of probes."""
-        ledger = Path(f"{self.socket}.ledger")
-        content = ledger.read_bytes() if ledger.exists() else b""
-        nonces = [content[i : i + 12] for i in range(0, len(content), 12)]
-        # Each probe has a key of its own.
-        return [nonce for nonce in nonces if len({*nonce}) > 1]
+        return nonces_at(self.socket)
 
     def metrics(self) -> str:
         """Return what the gateway exports."""
@@ -147,6 +152,11 @@ accepted_tier = "warning"
 """
 
 
+def secondary(socket: Path) -> str:
+    """Return the part of an [enrolment] section that attests the card at a socket."""
+    return f'[[enrolment.secondary]]\nlabel = "{LABEL}"\ntype = "card"\nsocket = "{socket}"\n'
+
+
 def write_policy(
     site: Site,
     hardware_id: str,
@@ -185,9 +195,9 @@ def world(
         identity += options
         socket = root / "card"
         write_policy(site, hardware_id, knows=knows, flags=flags, product=product)
-        broker_path = site.broker_config()
-        broker_path.write_text(broker_path.read_text() + f'card_roots = "{maker.path}"\n')
-        broker = stack.enter_context(daemon(broker_path))
+        broker = stack.enter_context(
+            daemon(site.broker_config(more=f'card_roots = "{maker.path}"\n'))
+        )
         target = stack.enter_context(
             daemon(
                 site.write_config(
@@ -200,7 +210,7 @@ def world(
         config = site.write_config(
             "g",
             site.enrolment("g", broker)
-            + f'[[enrolment.secondary]]\nlabel = "{LABEL}"\ntype = "card"\nsocket = "{socket}"\n'
+            + secondary(socket)
             + f'[gateway]\nlisten = "127.0.0.1:0"\naccelerator = "{LABEL}"\ntarget_node = "s"\n'
             + f'target_address = "{target.addresses["target_control"]}"\n'
             + '[metrics]\nlisten = "127.0.0.1:0"\n',

@@ -12,6 +12,7 @@ import pytest
 
 from accelerators.cards import World, running_card, world
 from control_plane import short_directory
+from nonces import DIRECTORY, once_each, sealed
 from sealane.client import connect
 from sealane.client.disk import Disk
 
@@ -19,15 +20,14 @@ pytestmark = pytest.mark.slow
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 SIZE = 4 << 20
-RECORD_BYTES = 56
 
 
 @pytest.fixture(scope="module")
 def ledgers() -> Iterator[Path]:
     with short_directory() as root:
-        os.environ["SEALANE_NONCE_LEDGERS"] = str(root)
+        os.environ[DIRECTORY] = str(root)
         yield root
-        del os.environ["SEALANE_NONCE_LEDGERS"]
+        del os.environ[DIRECTORY]
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +75,6 @@ class Contents:
         """Read all of it."""
         await self.disk.flush()
         assert await self.disk.read(0, SIZE) == self.expected
-
-
-def once_each(nonces: list[bytes]) -> None:
-    assert len(nonces) == len({*nonces}), "a nonce twice"
-
-
-def sealed(ledgers: Path) -> list[bytes]:
-    """Return key epoch, IV and LBA of all that gateways sealed and might send."""
-    found = []
-    for path in ledgers.iterdir():
-        content = path.read_bytes()
-        records = (content[i : i + RECORD_BYTES] for i in range(0, len(content), RECORD_BYTES))
-        found += [path.name.encode() + record[:16] for record in records]
-    return found
 
 
 async def test_a_card_seals_and_its_death_goes_unnoticed(site: World, ledgers: Path) -> None:

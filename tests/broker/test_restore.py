@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from broker.restoring import Place
+from broker.restoring import ANCHOR, Place
 from brokers import MemoryAudit
 from control_plane import sealanectl, short_directory, write_key
 from sealane.crypto.keys import WrappingKey
@@ -62,6 +62,7 @@ from sealane.daemon.broker.store.state import SetHash, State
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind
+from vendors.authority import p256, root
 
 NAME = "name-of-a-volume-which-nobody-else-may-learn"
 VOLUME = uuid.UUID(int=1)
@@ -484,13 +485,19 @@ async def test_records_that_are_no_state_of_this_version_are_refused(
     assert caught.value.reason == expected
 
 
-async def test_restore_into_a_directory_of_a_later_format_is_refused(place: Place) -> None:
-    snapshot = await taken(place)
-    place.lose()
-    (place.state / "format").write_text("2\n")
-    with pytest.raises(UsageError) as caught:
-        place.prepared(snapshot)
-    assert caught.value.reason == "directory.format"
+@pytest.mark.parametrize("anchor", ["none", "a leaf's certificate"])
+async def test_restore_needs_a_trust_anchor(place: Place, anchor: str) -> None:
+    for name, content in (("snapshot", b""), ("key", place.recipient.pem())):
+        write_key(place.root / name, content)
+    leaf = root("stranger", p256()).issue("a leaf", p256()).pem
+    (place.root / ANCHOR).write_bytes(b"" if anchor == "none" else leaf)
+    refused = sealanectl(
+        *("broker", "restore", place.root / "snapshot", "--config", place.root / "broker.toml"),
+        *("--key", place.root / "key", "--trust-anchor", place.root / ANCHOR),
+        *("--restored-before", "0", "--yes"),
+    )
+    assert refused.returncode == 3
+    assert "certificate.anchor.malformed" in refused.stderr
 
 
 async def test_restore_needs_an_empty_store_and_what_was_never_used(place: Place) -> None:

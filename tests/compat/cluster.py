@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -106,3 +106,10 @@ async def cluster(release: Release) -> AsyncIterator[Cluster]:
             site.write_config(name, site.enrolment(name, broker) + SECTION)
             await asyncio.to_thread(made.start, name, release)
         yield made
+
+
+def show(pauses: Sequence[tuple[str, Release, float, float]], paused: tuple[str, str]) -> None:
+    """Print the pauses of each step, in seconds, of two kinds of use."""
+    print(f"\n{'replaced':10} {'by release':10} {paused[0]:>14} {paused[1]:>14}")
+    for name, release, *seconds in pauses:
+        print(f"{name:10} {release.value:10}", *(f"{each:12.1f} s" for each in seconds))

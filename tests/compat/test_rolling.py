@@ -1,20 +1,19 @@
 """A cluster is upgraded to this release and rolled back to the previous one, under load."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 
 import pytest
 
-from compat.cluster import ORDER, Cluster, Release, cluster
+from compat.cluster import ORDER, Cluster, Release, cluster, show
 from compat.messages import Messages
+from compat.volumes import check_volumes, written_volume
 from kills.load import BYTES, WRITERS, Load
 from patience import PATIENCE_SECONDS
-from sealane.client import Volume, connect
+from sealane.client import connect
 from trust.test_revocation import HOST
 
 pytestmark = [pytest.mark.lab_compat, pytest.mark.timeout(600)]
 
-SECTOR = 4096
 STORAGE = {"broker", "s", "g"}
 
 
@@ -57,7 +56,7 @@ async def test_a_cluster_is_replaced_daemon_by_daemon_and_back(
                     load.is_over = messages.is_over = True
                 await load.check()
         await check_volumes(made, kept)
-    show(pauses)
+    show(pauses, ("I/O", "messages"))
 
 
 async def replaced(made: Cluster, name: str, release: Release, messages: Messages) -> None:
@@ -67,37 +66,3 @@ async def replaced(made: Cluster, name: str, release: Release, messages: Message
         return
     async with messages.may_end():
         await made.replace(name, release)
-
-
-async def written_volume(made: Cluster, text: str) -> Volume:
-    """Return a new volume with `text` in its first sector, detached."""
-    async with connect(made.socket("g")) as client:
-        created = await client.volumes.create(size_bytes=BYTES)
-        volume = await client.volumes.attach(created.name, host_nqn=HOST)
-        async with client.open(volume) as disk:
-            await disk.write(0, content(text))
-            await disk.flush()
-        await client.volumes.detach(volume.name)
-    return volume
-
-
-async def check_volumes(made: Cluster, kept: Mapping[str, Volume]) -> None:
-    """Attach each volume again and compare what it holds."""
-    async with connect(made.socket("g")) as client:
-        for text, volume in kept.items():
-            attached = await client.volumes.attach(volume.name, host_nqn=HOST)
-            async with client.open(attached) as disk:
-                assert await disk.read(0, SECTOR) == content(text)
-            await client.volumes.detach(volume.name)
-
-
-def content(text: str) -> bytes:
-    """Return a sector of text."""
-    return text.encode().ljust(SECTOR, b".")
-
-
-def show(pauses: Sequence[tuple[str, Release, float, float]]) -> None:
-    """Print the pauses of each step."""
-    print(f"\n{'replaced':10} {'by release':10} {'I/O paused':>12} {'messages paused':>16}")
-    for name, release, storage, sessions in pauses:
-        print(f"{name:10} {release.value:10} {storage:10.1f} s {sessions:14.1f} s")

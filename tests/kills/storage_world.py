@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ BLOCK = 4096
 VOLUME_BYTES = 1 << 20
 BLOCKS = 48
 WRITERS = 4
+BROKERS = ("broker", "broker2")
 # No step of a tenant takes this long, even on a loaded machine: it exceeds all bounds.
 STEP_SECONDS = 100.0
 LOST = (Error, NvmeStatusError, OSError, grpc.aio.AioRpcError)
@@ -70,29 +71,35 @@ class StorageWorld:
 
 
 @contextlib.asynccontextmanager
-async def storage_world(*, store: str, anchor: str, scratch: Path) -> AsyncIterator[StorageWorld]:
-    """Start everything; stop and remove it at the end."""
+async def storage_world(
+    *, store: str, anchor: str, scratch: Path, etcd: Sequence[str] = ()
+) -> AsyncIterator[StorageWorld]:
+    """Start everything, with BROKERS on this etcd if it has addresses; stop it at the end."""
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         made = StorageWorld(site, stack)
         site.write_policy({"s": ["target"], "g": ["gateway"]})
-        site.broker_config()
+        site.broker_config(etcd=etcd)
         await asyncio.to_thread(made.start, "broker")
-        broker = made.daemons["broker"]
+        broker, others = made.daemons["broker"], {}
+        if etcd:
+            site.broker_config(BROKERS[1], instance=2, etcd=etcd)
+            await asyncio.to_thread(made.start, BROKERS[1])
+            others = {BROKERS[1]: made.daemons[BROKERS[1]]}
         tpm = ""
         if anchor == "tpm2":
             tpm = f'[tpm]\ntcti = "{stack.enter_context(software_tpm(scratch / "tpm")).tcti}"\n'
         site.write_config(
             "s",
             tpm
-            + site.enrolment("s", broker)
+            + site.enrolment("s", broker, others=others)
             + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
             + f'store = "{store}"\ndirectory = "{root / "stores"}"\nanchor = "{anchor}"\n',
         )
         await asyncio.to_thread(made.start, "s")
         site.write_config(
             "g",
-            site.enrolment("g", broker)
+            site.enrolment("g", broker, others=others)
             + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
             + f'target_address = "{made.daemons["s"].addresses["target_control"]}"\n'
             + "command_timeout_seconds = 5\n",

@@ -1,18 +1,21 @@
 """A broker whose store is lost and restored from a snapshot, with running gateway and target."""
 
 import asyncio
-import itertools
-import json
-import shutil
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from control_plane import sealanectl
+from kills.backups import (
+    check_disjoint,
+    grants,
+    opened_device,
+    prepare,
+    records,
+    restore,
+    take_snapshot,
+)
 from kills.storage_world import BLOCK, LOST, StorageWorld, storage_world
 from sealane.client import Client, Volume, connect
 from trust.test_revocation import HOST
@@ -23,26 +26,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 HEAL_SECONDS = 200.0
 
 
-@dataclass(frozen=True)
-class Grant:
-    """A lease: its volume, broker instance and start epoch, and its counters."""
-
-    arena: tuple[str, int, int]
-    counters: range
-
-
-NODES = {"s": ["target"], "g": ["gateway"]}
-
-
 @pytest.mark.parametrize("anchor", ["file", "broker"])
 async def test_volume_goes_on_after_its_broker_was_restored(anchor: str, tmp_path: Path) -> None:
     async with storage_world(store="file", anchor=anchor, scratch=tmp_path) as world:
-        root = world.site.root
+        log = world.site.root / "broker" / "audit.jsonl"
         async with connect(world.daemons["g"].socket) as client:
             created = await client.volumes.create(size_bytes=1 << 20)
             volume = await client.volumes.attach(created.name, host_nqn=HOST)
             await _write(client, volume, 1, b"before the snapshot")
-            await asyncio.to_thread(_snapshot, world)
+            await asyncio.to_thread(take_snapshot, world)
             await client.volumes.detach(volume.name)
         # A gateway's next process has no leases left, so it gets others.
         await world.restart("g")
@@ -50,8 +42,10 @@ async def test_volume_goes_on_after_its_broker_was_restored(anchor: str, tmp_pat
             volume = await client.volumes.attach(created.name, host_nqn=HOST)
             await _write(client, volume, 2, b"after the snapshot")
             world.daemons["broker"].kill()
-            before = _grants(root / "broker" / "audit.jsonl")
-            await asyncio.to_thread(_restore, world, anchor)
+            before = grants(log)
+            prepare(world, instance=7)
+            devices = [opened_device(log)] if anchor == "broker" else []
+            await asyncio.to_thread(partial(restore, world, devices=devices))
             await asyncio.to_thread(world.start, "broker")
             # The attachment outlives the broker.
             await asyncio.to_thread(_wait_reopened, world)
@@ -67,11 +61,11 @@ async def test_volume_goes_on_after_its_broker_was_restored(anchor: str, tmp_pat
                 (4, b"under another lease"),
             ):
                 await _read(client, volume, block, content)
-        after = _grants(root / "broker" / "audit.jsonl")
+        after = grants(log)
         assert len(after) > len(before) >= 2
         assert after[: len(before)] == before
-        _check_disjoint(after)
-        kinds = [each["kind"] for each in _records(root / "broker" / "audit.jsonl")]
+        check_disjoint(after)
+        kinds = [each["kind"] for each in records(log)]
         assert "broker.restore" in kinds
 
 
@@ -102,64 +96,3 @@ def _wait_reopened(world: StorageWorld) -> None:
             return
         time.sleep(0.5)
     raise AssertionError("the target did not open its device again")
-
-
-def _snapshot(world: StorageWorld) -> None:
-    root = world.site.root
-    made = sealanectl("key", "recipient", root / "recipient")
-    assert made.returncode == 0, made.stderr
-    socket = world.daemons["broker"].socket
-    taken = sealanectl(
-        "--socket", socket, "broker", "snapshot", root / "snapshot", "--to", root / "recipient.pub"
-    )
-    assert taken.returncode == 0, taken.stderr
-
-
-def _restore(world: StorageWorld, anchor: str) -> None:
-    site, root = world.site, world.site.root
-    shutil.copy(root / "broker" / "trust-anchor.pem", root / "anchor.pem")
-    state = root / "broker"
-    for path in [*state.glob("broker.sqlite*"), *state.glob("*.counter")]:
-        path.unlink()
-    config = root / "broker.toml"
-    config.write_text(config.read_text().replace("[broker]\n", "[broker]\ninstance = 7\n"))
-    site.write_policy(NODES)
-    devices = _device(root) if anchor == "broker" else []
-    restored = sealanectl(
-        *("-o", "json", "broker", "restore", root / "snapshot", "--config", config, "--yes"),
-        *("--key", root / "recipient", "--trust-anchor", root / "anchor.pem"),
-        *("--restored-before", "0", "--accept", "s", "--accept", "g"),
-        *devices,
-    )
-    assert restored.returncode == 0, restored.stderr
-
-
-def _device(root: Path) -> list[str]:
-    opened = [r for r in _records(root / "broker" / "audit.jsonl") if r["kind"] == "device.open"]
-    return ["--accept-device", str(opened[-1]["detail"]["device_id"])]  # type: ignore[index]
-
-
-def _records(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _grants(path: Path) -> list[Grant]:
-    return [
-        Grant(
-            arena=(str(d["volume_id"]), int(d["broker_instance"]), int(d["start_epoch"])),
-            counters=range(int(d["counter_start"]), int(d["counter_end"])),
-        )
-        for record in _records(path)
-        if record["kind"] == "lease.grant" and record["outcome"] == "granted"
-        for d in [cast("dict[str, Any]", record["detail"])]
-    ]
-
-
-def _check_disjoint(grants: list[Grant]) -> None:
-    """Fail if any counter was granted twice for one volume."""
-    by_arena: dict[tuple[str, int, int], list[range]] = defaultdict(list)
-    for grant in grants:
-        by_arena[grant.arena].append(grant.counters)
-    for ranges in by_arena.values():
-        ranges.sort(key=lambda each: each.start)
-        assert all(a.stop <= b.start for a, b in itertools.pairwise(ranges))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
 BLOCK = 4096
 VOLUME_BYTES = 4 << 20
 PROGRESS_SECONDS = 60.0
-BROKERS = ("b1", "b2")
+BROKERS = ("broker", "broker2")
 GATEWAYS = ("g1", "g2")
 
 
@@ -105,12 +104,8 @@ async def world(ledgers: Path) -> AsyncIterator[World]:
         made = World(site, etcd, stack)
         site.write_policy({"s": ["target"], **{g: ["gateway"] for g in GATEWAYS}})
         for instance, name in enumerate(BROKERS, start=1):
-            site.write_config(
-                name,
-                f'[broker]\nlisten = "127.0.0.1:0"\nattestation_listen = "127.0.0.1:0"\n'
-                f'policy_file = "{root / "policy.toml"}"\nkey_file = "{root / "kek"}"\n'
-                f'allow_unsigned_policy = true\ninstance = {instance}\nstore = "etcd"\n'
-                f"head_seconds = 1\n[broker.etcd]\nendpoints = {json.dumps(etcd.endpoints)}\n",
+            site.broker_config(
+                name, instance=instance, etcd=etcd.endpoints, more="head_seconds = 1\n"
             )
             await asyncio.to_thread(made.start, name)
         await _start_nodes(made)
@@ -118,20 +113,12 @@ async def world(ledgers: Path) -> AsyncIterator[World]:
 
 
 async def _start_nodes(made: World) -> None:
-    first, second = (made.daemons[name].addresses for name in BROKERS)
-    anchor = made.site.root / BROKERS[0] / "trust-anchor.pem"
-    assert anchor.read_bytes() == anchor.with_name("trust-anchor.pem").read_bytes()
+    first, second = BROKERS
+    anchors = {(made.site.root / name / "trust-anchor.pem").read_bytes() for name in BROKERS}
+    assert len(anchors) == 1
 
     def enrolment(name: str) -> str:
-        made.site.key(name)
-        return (
-            f'[enrolment]\nbroker_node = "{BROKERS[0]}"\nbroker_address = "{first["broker"]}"\n'
-            f'attestation_address = "{first["attestation"]}"\ntrust_anchor = "{anchor}"\n'
-            f'evidence = "software"\nkey_file = "{made.site.root / (name + ".pem")}"\n'
-            f'[[enrolment.other_brokers]]\nnode = "{BROKERS[1]}"\n'
-            f'address = "{second["broker"]}"\n'
-            f'attestation_address = "{second["attestation"]}"\n'
-        )
+        return made.site.enrolment(name, made.daemons[first], others={second: made.daemons[second]})
 
     made.site.write_config(
         "s",

@@ -12,8 +12,8 @@ from sealane.daemon.runtime.directories import (
     claimed_state,
     prepare_directory,
     replace_file,
-    unusable,
 )
+from sealane.daemon.runtime.files import unusable
 from sealane.daemon.runtime.reserve_file import RESERVE_BYTES
 from sealane.daemon.runtime.state_format import FORMAT_NAME, check_format
 from sealane.errors import UnavailableError, UsageError
@@ -88,3 +88,11 @@ def test_what_is_no_format_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FORMAT_NAME).write_bytes(content)
     with pytest.raises(UsageError, match="not the number of a format"):
         check_format(tmp_path)
+
+
+def test_a_directory_of_a_later_release_is_not_claimed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / FORMAT_NAME).write_bytes(b"2\n")
+    with pytest.raises(UsageError, match="state of format 2"), claimed_state(state):
+        pass

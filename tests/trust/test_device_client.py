@@ -13,7 +13,8 @@ from sealane.crypto.hpke import Context, seal_signed
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.device.broker_calls import DeviceClient, OpenedDevice
 from sealane.daemon.node.identity import Identity
-from sealane.errors import VerificationError
+from sealane.daemon.node.peers import ServedDevice
+from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.v1 import devices_pb2
 from trust.world import Site
 
@@ -34,6 +35,7 @@ class World:
     shown: bytes | None = None
     context: dict[str, Any] = field(default_factory=dict)
     signer: Site | None = None
+    refusal: str = ""
 
     def answer(self, request: devices_pb2.OpenDeviceRequest) -> devices_pb2.OpenDeviceResponse:
         state = self.state.SerializeToString()
@@ -87,6 +89,12 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
                 **_: float,
             ) -> devices_pb2.OpenDeviceResponse:
                 return made.answer(request)
+
+            async def AdvanceAnchor(  # noqa: N802
+                self, request: devices_pb2.AdvanceAnchorRequest, **_: float
+            ) -> None:
+                del request
+                raise VerificationError(made.refusal, "refused")
 
         async def call(
             self: object, call: Callable[[object], Awaitable[devices_pb2.OpenDeviceResponse]]
@@ -154,3 +162,22 @@ async def test_state_that_is_none_is_refused(world: World, record: dict[str, Any
     world.state.ClearField("records")
     world.shown = b"\xff"
     assert await _reason(world) == "device.state.malformed"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        ("node.revoked", UnavailableError),
+        ("token.expired", UnavailableError),
+        ("attestation.policy.changed", UnavailableError),
+        ("node.superseded", VerificationError),
+        ("device.fenced", VerificationError),
+    ],
+)
+async def test_only_a_refusal_of_the_device_or_another_process_ends_the_anchor(
+    world: World, refusal: str, expected: type[Error]
+) -> None:
+    world.refusal = refusal
+    served = ServedDevice(device_id=D, fencing_epoch=7)
+    with pytest.raises(expected, match="unattested" if expected is UnavailableError else "refused"):
+        await world.client.advance(served, [])
