@@ -113,26 +113,36 @@ def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
     )
 
 
-UserOf = Callable[[Any], int]
-"""Returns whose call it is, by its connection; VerificationError if that can't be told."""
+UserOf = Callable[[Any], int | None]
+"""Returns a call's user, by its connection, None for operators; VerificationError if that can't be
+told."""
+
+
+def of_all(_context: Any) -> int | None:
+    """Return that a call is an operator's."""
+    return None
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     """Session calls; served on Unix sockets.
 
-    With `user_of`, a call sees and touches nothing but what belongs to its user; the operator's
-    socket is served without. `ring_socket` is the path that jobs there use.
+    A call touches nothing but what belongs to the user that `user_of` returns, and sees nothing but
+    what belongs to that of `seen_by`. `ring_socket` is the path that jobs use, relative to the
+    socket's directory.
     """
 
     def __init__(
-        self, service: FabricService, *, ring_socket: str, user_of: UserOf | None = None
+        self,
+        service: FabricService,
+        *,
+        ring_socket: str,
+        user_of: UserOf = of_all,
+        seen_by: UserOf = of_all,
     ) -> None:
         self._service = service
         self._ring_socket = ring_socket
         self._user_of = user_of
-
-    def _uid(self, context: Any) -> int | None:
-        return None if self._user_of is None else self._user_of(context)
+        self._seen_by = seen_by
 
     def _grant(self, grant: Grant) -> sessions_pb2.SessionGrant:
         return sessions_pb2.SessionGrant(
@@ -147,7 +157,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Wait for a peer to open a session of this name."""
         return self._grant(
             await self._service.listen(
-                uid=self._uid(context),
+                uid=self._user_of(context),
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
@@ -166,7 +176,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Open a session to a peer that listens."""
         return self._grant(
             await self._service.open(
-                uid=self._uid(context),
+                uid=self._user_of(context),
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
@@ -186,7 +196,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.GetSessionRequest, context: Any
     ) -> sessions_pb2.Session:
         """Return one session with its statistics."""
-        return _session(self._service.get(request.name, uid=self._uid(context)))
+        return _session(self._service.get(request.name, uid=self._seen_by(context)))
 
     async def ListSessions(
         self, request: sessions_pb2.ListSessionsRequest, context: Any
@@ -195,7 +205,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         size = min(request.page_size or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
         if size < 0:
             raise UsageError("page.size.range", f"page size {size}; allowed: 0 and up")
-        found = self._service.sessions(uid=self._uid(context))
+        found = self._service.sessions(uid=self._seen_by(context))
         sessions = sorted(found, key=lambda session: session.identity.name)
         rest = [session for session in sessions if session.identity.name > request.page_token]
         page = rest[:size]
@@ -209,22 +219,25 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.WatchSessionRequest, context: Any
     ) -> AsyncIterator[sessions_pb2.Session]:
         """Stream the session in each of its states."""
-        session = self._service.get(request.name, uid=self._uid(context))
+        session = self._service.get(request.name, uid=self._seen_by(context))
         async for _ in session.states():
+            # Who is no reader any longer may still be a job, which sees less.
+            if self._seen_by(context) not in (None, session.job.user.uid):
+                raise UsageError("session.name.not_found", f"there is no session {request.name!r}")
             yield _session(session)
 
     async def CloseSession(
         self, request: sessions_pb2.CloseSessionRequest, context: Any
     ) -> empty_pb2.Empty:
         """Close a session at this end; the peer's end is notified."""
-        self._service.close(request.name, uid=self._uid(context))
+        self._service.close(request.name, uid=self._user_of(context))
         return empty_pb2.Empty()
 
     async def GetFabric(
         self, request: sessions_pb2.GetFabricRequest, context: Any
     ) -> sessions_pb2.Fabric:
         """Return the fabric's limits, and what each job uses that the caller may see."""
-        return self._fabric(self._uid(context))
+        return self._fabric(self._seen_by(context))
 
     async def DrainFabric(
         self, request: sessions_pb2.DrainFabricRequest, context: Any
