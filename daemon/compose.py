@@ -96,6 +96,7 @@ class Daemon:
         self._tasks = tasks
         self._stack = stack
         self._started = utc_now()
+        addresses: dict[str, str] = {}
         self._health = Health()
         self._space = SpaceWatch(
             config.places,
@@ -107,7 +108,10 @@ class Daemon:
             run_directory=run_directory,
             metrics=metrics,
             traces=traces,
-            enrolled=EnrolledRoles(config, metrics=metrics, spawn=self.spawn, stack=stack),
+            enrolled=EnrolledRoles(
+                config, metrics=metrics, spawn=self.spawn, stack=stack, addresses=addresses
+            ),
+            addresses=addresses,
             local_servers=LocalServers(metrics, traces, shared=_shared(config, metrics)),
             spawn=self.spawn,
             report=self._health.report,

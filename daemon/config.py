@@ -586,6 +586,21 @@ class Config(Section):
         """The roles of this daemon, in the order in which they start."""
         return tuple(name for name in ROLE_SECTIONS if getattr(self, name) is not None)
 
+    def listeners(self, role: Role) -> Mapping[str, str]:
+        """Return the configured address:port of each listener of a role for peers and hosts."""
+        found: dict[str, str | None] = {}
+        if role == Role.TARGET and self.target is not None:
+            found = {
+                "target": self.target.listen,
+                "target_control": self.target.control_listen,
+                "discovery": self.target.discovery_listen,
+            }
+        elif role == Role.GATEWAY and self.gateway is not None:
+            found = {"gateway": self.gateway.listen}
+        elif role == Role.FABRIC and self.fabric is not None:
+            found = {"fabric_control": self.fabric.control_listen}
+        return {purpose: address for purpose, address in found.items() if address is not None}
+
     @property
     def target_directory(self) -> str:
         """The directory of the target's sector stores."""
