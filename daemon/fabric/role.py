@@ -23,7 +23,6 @@ from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.node.authorizations import peer_of
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.runtime.clock import utc_now
-from sealane.daemon.runtime.directories import RING_SOCKET_NAME
 from sealane.daemon.runtime.local_servers import ANY_USER, Shared
 from sealane.daemon.runtime.metrics import by_owner
 from sealane.daemon.runtime.servers import new_server
@@ -128,12 +127,12 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
     )
     origins = context.local_servers.origins
     sessions_pb2_grpc.add_SessionsServicer_to_server(
-        # A relative path: beside the socket of the call, which a container may have elsewhere.
         SessionsServicer(
             service,
-            ring_socket=RING_SOCKET_NAME,
+            ring_socket=str(context.run_directory.ring_socket),
             user_of=origins.user_of,
             seen_by=origins.seen_by,
+            is_own_socket=origins.is_own_socket,
         ),
         context.local,
     )

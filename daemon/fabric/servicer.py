@@ -19,6 +19,7 @@ from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPe
 from sealane.daemon.fabric.session import PathReport, Session, State
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.statistics import job_usage
+from sealane.daemon.runtime.directories import RING_SOCKET_NAME
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
@@ -123,12 +124,18 @@ def of_all(_context: Any) -> int | None:
     return None
 
 
+def by_own_socket(_context: Any) -> bool:
+    """Return that a call came by the daemon's own socket."""
+    return True
+
+
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     """Session calls; served on Unix sockets.
 
     A call touches nothing but what belongs to the user that `user_of` returns, and sees nothing but
-    what belongs to that of `seen_by`. `ring_socket` is the path that jobs use, relative to the
-    socket's directory.
+    what belongs to that of `seen_by`. `ring_socket` is the path of the ring socket for callers by
+    the daemon's own socket; for others it is the ring socket beside theirs, which a container may
+    have elsewhere, so its path is relative.
     """
 
     def __init__(
@@ -138,16 +145,21 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         ring_socket: str,
         user_of: UserOf = of_all,
         seen_by: UserOf = of_all,
+        is_own_socket: Callable[[Any], bool] = by_own_socket,
     ) -> None:
         self._service = service
         self._ring_socket = ring_socket
         self._user_of = user_of
         self._seen_by = seen_by
+        self._is_own_socket = is_own_socket
 
-    def _grant(self, grant: Grant) -> sessions_pb2.SessionGrant:
+    def _ring(self, context: Any) -> str:
+        return self._ring_socket if self._is_own_socket(context) else RING_SOCKET_NAME
+
+    def _grant(self, grant: Grant, context: Any) -> sessions_pb2.SessionGrant:
         return sessions_pb2.SessionGrant(
             session=_session(grant.session),
-            ring_socket=self._ring_socket,
+            ring_socket=self._ring(context),
             ring_token=grant.ring_token,
         )
 
@@ -167,7 +179,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 secret=request.secret,
                 congestion=request.congestion,
                 early=request.early,
-            )
+            ),
+            context,
         )
 
     async def OpenSession(
@@ -189,7 +202,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 secret=request.secret,
                 congestion=request.congestion,
                 early=request.early,
-            )
+            ),
+            context,
         )
 
     async def GetSession(
@@ -237,7 +251,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.GetFabricRequest, context: Any
     ) -> sessions_pb2.Fabric:
         """Return the fabric's limits, and what each job uses that the caller may see."""
-        return self._fabric(self._seen_by(context))
+        return self._fabric(self._seen_by(context), context)
 
     async def DrainFabric(
         self, request: sessions_pb2.DrainFabricRequest, context: Any
@@ -248,9 +262,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self._service.begin_drain(request.timeout_seconds or None)
         # One turn of the loop, so that the answer includes the drain that was just begun.
         await asyncio.sleep(0)
-        return self._fabric(None)
+        return self._fabric(None, context)
 
-    def _fabric(self, uid: int | None) -> sessions_pb2.Fabric:
+    def _fabric(self, uid: int | None, context: Any) -> sessions_pb2.Fabric:
         service, settings = self._service, self._service.settings
         progress = service.drain.progress
         drain = None
@@ -262,7 +276,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         of_user = settings.user_limits
         return sessions_pb2.Fabric(
             drain=drain,
-            ring_socket=self._ring_socket,
+            ring_socket=self._ring(context),
             rate_max_bits_per_second=settings.rate_max_bits_per_second,
             sessions=sum(session.state is not State.CLOSED for session in sessions),
             sessions_max=settings.sessions_max,

@@ -29,6 +29,11 @@ class Origin:
     """Effective uid."""
     parties: PartiesNow
 
+    @property
+    def is_own_socket(self) -> bool:
+        """Whether it connected to the daemon's own socket, not to the shared one."""
+        return self.parties is only_operators
+
 
 class Origins:
     """Users of the connections that are being relayed to servers of this daemon."""
@@ -55,6 +60,13 @@ class Origins:
         if origin is None or not peer.startswith(_ABSTRACT):
             raise VerificationError("call.origin.unknown", "the call's connection has ended")
         return origin
+
+    def is_own_socket(self, context: Any) -> bool:
+        """Return whether a call came by the daemon's own socket.
+
+        VerificationError `call.origin.unknown`.
+        """
+        return self.of(context).is_own_socket
 
     def user_of(self, context: Any) -> int | None:
         """Return the uid as which a call acts: that of a job; None for operators.
