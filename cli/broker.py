@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sealane.cli.names import find_registered
 from sealane.cli.output import CALL_SECONDS, Output, pages
-from sealane.cli.verbs import named, verb
+from sealane.cli.verbs import named, verb, watched
 from sealane.client import Client, translated
 from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2
@@ -37,14 +37,13 @@ async def lease_list(client: Client, options: argparse.Namespace, output: Output
         return client.operator.ListLeases(request, timeout=CALL_SECONDS)
 
     with translated():
-        output.show(
-            [
-                _row(lease)
-                async for page in pages(call)
-                for lease in page.leases
-                if options.state in {None, lease.state}
-            ]
-        )
+        rows = [
+            _row(lease)
+            async for page in pages(call)
+            for lease in page.leases
+            if options.state in {None, lease.state}
+        ]
+    output.show(rows, [_named(row) for row in rows], things="leases")
 
 
 def add_key_verbs(verbs: Any) -> None:
@@ -55,11 +54,17 @@ def add_key_verbs(verbs: Any) -> None:
 
 def add_lease_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `lease`."""
-    listing = verb(verbs, "list", lease_list, "list every lease ever granted")
+    listing = watched(verb(verbs, "list", lease_list, "list every lease ever granted"))
     listing.add_argument("--volume", default="", metavar="NAME", help="only this volume's leases")
     listing.add_argument(
         "--state", choices=tuple(map(str, LeaseState)), help="only leases in this state"
     )
+
+
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row of a table: a lease's number is its own in its arena only."""
+    others = {name: value for name, value in row.items() if name != "arena"}
+    return {**others, "lease": f"{row['arena']}/{row['lease']}"}
 
 
 def _row(lease: operator_pb2.LeaseEntry) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from sealane.client import (
     TargetStatus,
     connect,
 )
-from sealane.client.connection import DEFAULT_SOCKET
+from sealane.client.connection import DEFAULT_SOCKET, JOBS_SOCKET, SOCKET_VARIABLE
 from sealane.client.trace_context import told_traceparent
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
 from sealane.errors import Error, UnavailableError
@@ -188,7 +188,7 @@ def command_line() -> OneLineParser:
         prog="sealanectl", description="Command-line client of the sealaned on this machine."
     )
     parser.set_defaults(is_offline=False, every=None, finds=None)
-    _add_shared(parser, socket=DEFAULT_SOCKET, output="table")
+    _add_shared(parser, socket=None, output="table")
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
 
@@ -209,7 +209,7 @@ def command_line() -> OneLineParser:
 def _add_shared(
     parser: argparse.ArgumentParser,
     *,
-    socket: str = argparse.SUPPRESS,
+    socket: str | None = argparse.SUPPRESS,
     output: str = argparse.SUPPRESS,
 ) -> None:
     """Add the options of every command, allowed before its noun and after its verb."""
@@ -217,7 +217,8 @@ def _add_shared(
         "--socket",
         default=socket,
         metavar="PATH",
-        help=f"the daemon's socket (default: {DEFAULT_SOCKET})",
+        help=f"the daemon's socket (default: that of ${SOCKET_VARIABLE}, else {DEFAULT_SOCKET}, "
+        f"else {JOBS_SOCKET} for users who may not open that)",
     )
     parser.add_argument(
         *("-o", "--output"),

@@ -8,7 +8,14 @@ from typing import Any, Final
 from sealane.cli.output import CALL_SECONDS, pages
 from sealane.client import Client, translated
 from sealane.errors import UnavailableError, UsageError
-from sealane.protocol.v1 import broker_pb2, devices_pb2, operator_pb2, sessions_pb2, trust_pb2
+from sealane.protocol.v1 import (
+    broker_pb2,
+    devices_pb2,
+    operator_pb2,
+    sessions_pb2,
+    subsystems_pb2,
+    trust_pb2,
+)
 
 PREFIX_MIN: Final = 4
 """Shortest beginning of an id that stands for it."""
@@ -99,6 +106,20 @@ async def find_device(client: Client, text: str) -> str:
     if _is_uuid(text):
         return text
     return meant(text, (Thing(d.device_id) for d in await list_devices(client)), noun="device")
+
+
+async def find_subsystem(client: Client, text: str) -> str:
+    """Return the NQN of a plain subsystem."""
+    things = (Thing(each.nqn) for each in await list_subsystems(client))
+    return meant(text, things, noun="subsystem")
+
+
+async def list_subsystems(client: Client) -> list[subsystems_pb2.Subsystem]:
+    """Return every plain subsystem of the target."""
+    request = subsystems_pb2.ListSubsystemsRequest()
+    with translated():
+        answer = await client.subsystems.ListSubsystems(request, timeout=CALL_SECONDS)
+    return [*answer.subsystems]
 
 
 async def list_sessions(client: Client) -> list[sessions_pb2.Session]:

@@ -15,12 +15,14 @@ from sealane.crypto.roles import NODE_ROLES
 from sealane.protocol.v1 import trust_pb2
 
 _ROLES: Final = tuple(map(str, NODE_ROLES))
+_WIDE: Final = {"called_from", "addresses"}
 
 
 async def node_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Print every node that attested or was revoked."""
     rows = [_row(member) for member in await list_members(client)]
-    output.show(rows, [_shown(row) for row in rows], things="nodes")
+    table = [_shown(row) for row in rows]
+    output.show(rows, [_narrow(row) for row in table], wide=table, things="nodes")
 
 
 async def node_revoke(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
@@ -77,6 +79,8 @@ def _row(member: trust_pb2.Member) -> Mapping[str, Any]:
         "clock_skew_seconds": member.clock_skew_ms / 1000
         if member.HasField("clock_skew_ms")
         else "",
+        "called_from": member.call_address,
+        "addresses": dict(sorted(member.addresses.items())),
         "attested": _time(member, "attest_time"),
         "expires": _time(member, "expire_time"),
         "revoked": _time(member, "revoke_time"),
@@ -89,6 +93,11 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
     skew = row["clock_skew_seconds"]
     shown = {**row, "clock_skew_seconds": "" if skew == "" else f"{skew:+.3f} s"}
     return {"clock skew" if name == "clock_skew_seconds" else name: shown[name] for name in shown}
+
+
+def _narrow(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row without what only a wide table shows."""
+    return {name: value for name, value in row.items() if name not in _WIDE}
 
 
 def _time(member: trust_pb2.Member, name: str) -> dt.datetime | str:

@@ -46,7 +46,7 @@ def _fill_plan(parser: argparse.ArgumentParser) -> None:
 
 def _fill_limits(parser: argparse.ArgumentParser) -> None:
     fabric = importlib.import_module("sealane.cli.fabric")
-    parser.set_defaults(run=fabric.session_limits)
+    watched(parser).set_defaults(run=fabric.session_limits)
 
 
 def _fill_drain(parser: argparse.ArgumentParser) -> None:

@@ -8,22 +8,20 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from sealane.cli.names import find_subsystem, list_subsystems
 from sealane.cli.output import CALL_SECONDS, Output, size_text, text_of
-from sealane.cli.verbs import named, verb
+from sealane.cli.verbs import named, verb, watched
 from sealane.client import Client, translated
 from sealane.protocol.v1 import subsystems_pb2
 
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `subsystem`."""
-    verb(verbs, "list", _subsystem_list, "list every plain subsystem")
-    named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN")
+    watched(verb(verbs, "list", _subsystem_list, "list every plain subsystem"))
+    named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN", find=find_subsystem)
 
 
 async def _subsystem_list(client: Client, options: argparse.Namespace, output: Output) -> None:
-    request = subsystems_pb2.ListSubsystemsRequest()
-    with translated():
-        page = await client.subsystems.ListSubsystems(request, timeout=CALL_SECONDS)
     output.show(
         [
             {
@@ -33,8 +31,9 @@ async def _subsystem_list(client: Client, options: argparse.Namespace, output: O
                 "size": size_text(sum(namespace.size_bytes for namespace in each.namespaces)),
                 "controllers": len(each.controllers),
             }
-            for each in page.subsystems
-        ]
+            for each in await list_subsystems(client)
+        ],
+        things="subsystems",
     )
 
 

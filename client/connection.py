@@ -44,7 +44,7 @@ from sealane.protocol.v1 import (
 DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
 """Of the daemon, for operators and for jobs of its own user."""
 JOBS_SOCKET: Final = "/run/sealane-jobs/jobs.sock"
-"""Of a fabric, for jobs of other users."""
+"""Of any daemon, for other users: operators, jobs and readers."""
 SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
 """Environment variable with the path of the socket."""
 _CONNECT_SECONDS: Final = 5.0
@@ -299,7 +299,7 @@ def default_socket() -> str:
     """Return the socket that `connect` uses if it isn't told one.
 
     That of the environment variable SEALANE_SOCKET; else the daemon's, if this process may open it;
-    else a fabric's for jobs.
+    else the one for other users.
     """
     told = os.environ.get(SOCKET_VARIABLE)
     if told:
@@ -319,7 +319,7 @@ async def connect(
     (W3C Trace Context), if given.
 
     UnavailableError `daemon.unreachable` if there is none, VerificationError if it doesn't serve
-    this process's user: `daemon.refused`, or a fabric's `session.user.…`.
+    this process's user: `daemon.refused` or `door.user.…`.
     """
     path = os.fspath(default_socket() if socket is None else socket)
     await _probe(path)
@@ -345,8 +345,8 @@ async def _probe(path: str) -> None:
         except PermissionError as error:
             raise VerificationError(
                 "daemon.refused",
-                f"{path}: user {os.geteuid()} may not open it; jobs of other users use the socket "
-                f"that fabric.jobs sets up, {JOBS_SOCKET} by default",
+                f"{path}: user {os.geteuid()} may not open it; other users use the socket that "
+                f"[access] sets up, {JOBS_SOCKET} by default",
             ) from error
         except OSError as error:
             why = "time-out" if isinstance(error, TimeoutError) else error.strerror or str(error)

@@ -10,7 +10,7 @@ from sealane.crypto.certificates import parse_anchor
 from sealane.daemon.config import Config, EnrolmentConfig, load_config
 from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.certificate_files import read_certificates
-from sealane.daemon.runtime.directories import JobsDirectory, check_directory, is_for_another
+from sealane.daemon.runtime.directories import SharedDirectory, check_directory, is_for_another
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.state_format import check_format
 
@@ -49,8 +49,9 @@ def check_start(config: Config) -> None:
         from sealane.daemon.target.check import check_target  # noqa: PLC0415
 
         check_target(config, config.target, is_state_made=is_state_made)
-    if config.fabric is not None and config.fabric.jobs is not None:
-        JobsDirectory(Path(config.fabric.jobs.run_dir)).check()
+    if config.members:
+        run_dir, key = config.shared_run_dir
+        SharedDirectory(Path(run_dir), key=key).check()
     if config.gateway is not None:
         from sealane.daemon.gateway.check import check_gateway  # noqa: PLC0415
 

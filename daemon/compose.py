@@ -19,17 +19,23 @@ from sealane.daemon.node.drain import NodeDrain
 from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.node.servicer import NodesServicer
+from sealane.daemon.runtime.access import Access, RefusedCallers
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
-from sealane.daemon.runtime.directories import Reloaded, RunDirectory, claimed_state
+from sealane.daemon.runtime.directories import (
+    Reloaded,
+    RunDirectory,
+    SharedDirectory,
+    claimed_state,
+)
 from sealane.daemon.runtime.health import Health
 from sealane.daemon.runtime.listeners import Listeners
+from sealane.daemon.runtime.local_servers import LocalServers, Shared
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics, MetricsServer
 from sealane.daemon.runtime.notify import Notifier
-from sealane.daemon.runtime.servers import local_door, new_server, running
 from sealane.daemon.runtime.space import SPACE_SERVICES, SpaceWatch
 from sealane.daemon.runtime.traces import PASSED_ON, SentTraces
-from sealane.errors import Error
+from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import nodes_pb2_grpc
 
 
@@ -96,6 +102,7 @@ class Daemon:
         self._tasks = tasks
         self._stack = stack
         self._started = utc_now()
+        addresses: dict[str, str] = {}
         self._health = Health()
         self._space = SpaceWatch(
             config.places,
@@ -108,8 +115,11 @@ class Daemon:
             metrics=metrics,
             traces=traces,
             listeners=listeners,
-            enrolled=EnrolledRoles(config, metrics=metrics, spawn=self.spawn, stack=stack),
-            local=new_server(metrics, None, traces),
+            enrolled=EnrolledRoles(
+                config, metrics=metrics, spawn=self.spawn, stack=stack, addresses=addresses
+            ),
+            addresses=addresses,
+            local_servers=LocalServers(metrics, traces, shared=_shared(config, metrics)),
             spawn=self.spawn,
             report=self._health.report,
             stack=stack,
@@ -212,6 +222,20 @@ class Daemon:
             get_logger().info("reloaded")
             ended(Reloaded(began_ns=began))
 
+    async def _check_access(self, config: Config) -> None:
+        shared = self._context.local_servers.shared
+        before = self._context.config
+        is_same_place = config.shared_run_dir[0] == before.shared_run_dir[0]
+        if bool(config.members) != (shared is not None) or (shared and not is_same_place):
+            raise UsageError(
+                "reload.access",
+                "the sockets for other users were added, removed or moved: restart the daemon",
+            )
+
+    async def _reload_access(self, config: Config) -> None:
+        if (shared := self._context.local_servers.shared) is not None:
+            shared.access.replace(config.members)
+
     async def _start_local(self) -> None:
         context, config = self._context, self._context.config
         drain = NodeDrain(
@@ -233,18 +257,33 @@ class Daemon:
                 drain=drain,
                 spaces=self._space.last,
                 targets=lambda: [view for views in context.targets for view in views()],
+                seen_by=context.local_servers.origins.seen_by,
             ),
             context.local,
         )
         context.services.append("sealane.v1.Nodes")
         await self._health.serve(context.local, context.services)
-        reflection.enable_server_reflection(
-            [*context.services, health.SERVICE_NAME, reflection.SERVICE_NAME], context.local
-        )
-        socket = context.run_directory.socket
-        context.addresses["socket"] = str(socket)
-        # The door closes last: calls under way end by the server's own stop.
-        await self._stack.enter_async_context(local_door(context.local, socket))
-        await self._stack.enter_async_context(running(context.local))
+        for server in context.local_servers.all:
+            reflection.enable_server_reflection(
+                [*context.services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+            )
+        context.addresses["socket"] = str(context.run_directory.socket)
+        if context.local_servers.shared is not None:
+            context.addresses["jobs_socket"] = str(context.local_servers.shared.directory.socket)
+        context.reloads.insert(0, self._check_access)
+        context.reloads.append(self._reload_access)
+        await self._stack.enter_async_context(context.local_servers.serving(context.run_directory))
         for log in context.event_logs:
             self._stack.callback(log.close)
+
+
+def _shared(config: Config, metrics: Metrics) -> Shared | None:
+    """Return what serves other users; None if the configuration lists none."""
+    if not config.members:
+        return None
+    run_dir, key = config.shared_run_dir
+    directory = SharedDirectory(Path(run_dir), key=key)
+    directory.prepare()
+    return Shared(
+        access=Access(config.members), directory=directory, refused=RefusedCallers(metrics)
+    )

@@ -24,6 +24,7 @@ from sealane.crypto.evidence.cmw import COLLATERAL, ITEMS_MAX, LABEL, PRIMARY
 from sealane.crypto.roles import Role
 from sealane.daemon.nvme.subsystem_config import Nqn, Subsystems
 from sealane.daemon.runtime import third_party_evidence
+from sealane.daemon.runtime.access_config import ID_MAX, SHARED_RUN_DIR, AccessConfig, mapped
 from sealane.daemon.runtime.config_types import (
     AbsolutePath,
     BindAddress,
@@ -36,7 +37,7 @@ from sealane.daemon.runtime.config_types import (
     Section,
     is_loopback,
 )
-from sealane.daemon.runtime.overflow_ids import overflow_ids
+from sealane.daemon.runtime.parties import Members, MembersOf, Party
 from sealane.daemon.runtime.process import LockMemory
 from sealane.daemon.runtime.sections import load_section
 from sealane.daemon.runtime.traces_config import TracesConfig
@@ -445,24 +446,10 @@ class JobLimitsConfig(Section):
     rate_share: Annotated[float, Field(ge=0.001, le=1)] = 1.0
 
 
-_ID_MAX: Final = 2**32 - 2
-
-
-def _mapped(ids: list[int]) -> list[int]:
-    if len(set(ids)) != len(ids):
-        raise ValueError("numbers without duplicates")
-    if set(ids) & {*overflow_ids()}:
-        raise ValueError(
-            f"other numbers than {' and '.join(str(each) for each in sorted({*overflow_ids()}))}, "
-            "which stands for every user or group that isn't mapped here"
-        )
-    return ids
-
-
 Ids = Annotated[
-    list[Annotated[int, Field(ge=0, le=_ID_MAX)]],
+    list[Annotated[int, Field(ge=0, le=ID_MAX)]],
     Field(default_factory=list, max_length=JOBS_IDS_MAX),
-    AfterValidator(_mapped),
+    AfterValidator(mapped),
 ]
 
 
@@ -473,18 +460,17 @@ class UserLimitsConfig(JobLimitsConfig):
 
 
 class JobsConfig(Section):
-    """Jobs of other users than the daemon's."""
+    """Jobs of other users than the daemon's, besides those of `[access]`; limits of all."""
 
     uids: Ids
     groups: Ids
-    run_dir: RunDir = "/run/sealane-jobs"
+    run_dir: RunDir = SHARED_RUN_DIR
     limits: Annotated[UserLimitsConfig, Field(default_factory=UserLimitsConfig)]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.uids and not self.groups:
-            raise ValueError("at least one number in uids or groups")
-        return self
+    @property
+    def members(self) -> Members:
+        """The users and groups named here."""
+        return Members(uids=frozenset(self.uids), gids=frozenset(self.groups))
 
 
 LineRate = Annotated[int, Field(ge=1_000_000, le=1_600_000_000_000)]
@@ -609,11 +595,48 @@ class Config(Section):
     fabric: FabricConfig | None = None
     metrics: MetricsConfig | None = None
     traces: TracesConfig | None = None
+    access: AccessConfig | None = None
+
+    @property
+    def jobs(self) -> JobsConfig | None:
+        """The section `[fabric.jobs]`."""
+        return None if self.fabric is None else self.fabric.jobs
+
+    @property
+    def members(self) -> MembersOf:
+        """Who besides the daemon's user and root may call the daemon, by party."""
+        found = {} if self.access is None else self.access.members
+        if self.jobs is not None:
+            found[Party.JOB] = found.get(Party.JOB, Members()) | self.jobs.members
+        return {party: named for party, named in found.items() if named}
+
+    @property
+    def shared_run_dir(self) -> tuple[str, str]:
+        """The directory of the sockets for `members`, and its key."""
+        if self.access is None and self.jobs is not None:
+            return self.jobs.run_dir, "fabric.jobs.run_dir"
+        run_dir = SHARED_RUN_DIR if self.access is None else self.access.run_dir
+        return run_dir, "access.run_dir"
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of this daemon, in the order in which they start."""
         return tuple(name for name in ROLE_SECTIONS if getattr(self, name) is not None)
+
+    def listeners(self, role: Role) -> Mapping[str, str]:
+        """Return the configured address:port of each listener of a role for peers and hosts."""
+        found: dict[str, str | None] = {}
+        if role == Role.TARGET and self.target is not None:
+            found = {
+                "target": self.target.listen,
+                "target_control": self.target.control_listen,
+                "discovery": self.target.discovery_listen,
+            }
+        elif role == Role.GATEWAY and self.gateway is not None:
+            found = {"gateway": self.gateway.listen}
+        elif role == Role.FABRIC and self.fabric is not None:
+            found = {"fabric_control": self.fabric.control_listen}
+        return {purpose: address for purpose, address in found.items() if address is not None}
 
     @property
     def target_directory(self) -> str:
@@ -638,9 +661,27 @@ def load_config(path: Path) -> Config:
     """Read `path`; UsageError `config.…` with one line about the first fault."""
     config = load_section(Config, path)
     _check_roles(config, path)
-    if config.fabric is not None and config.fabric.jobs is not None:
-        check_writers(path, wherefore="with fabric.jobs")
+    _check_shared(config, path)
     return config
+
+
+def _check_shared(config: Config, path: Path) -> None:
+    jobs, access = config.jobs, config.access
+    if jobs is not None:
+        if Party.JOB not in config.members:
+            raise UsageError(
+                "config.value",
+                f"{path}: fabric.jobs: names nobody; allowed: at least one number in uids or "
+                "groups, or an entry in access.jobs",
+            )
+        if access is not None and "run_dir" in jobs.model_fields_set:
+            raise UsageError(
+                "config.value",
+                f"{path}: fabric.jobs.run_dir: with a section [access] its run_dir is used instead",
+            )
+    if config.members:
+        named = "access" if access is not None else "fabric.jobs"
+        check_writers(path, wherefore=f"with {named}")
 
 
 def check_writers(path: Path, *, wherefore: str) -> None:

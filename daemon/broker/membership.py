@@ -9,7 +9,7 @@ import asyncio
 import datetime as dt
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from cryptography import x509
@@ -21,7 +21,13 @@ from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
-from sealane.daemon.broker.records import NodeRecord, Revocation, StatedRecord, Stored
+from sealane.daemon.broker.records import (
+    NodeRecord,
+    Revocation,
+    StatedRecord,
+    Stored,
+    WhereaboutsRecord,
+)
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.stated import Stated
 from sealane.daemon.node.authorizations import NO_VOLUME, peer_message, peer_of
@@ -73,6 +79,8 @@ class Member:
     record: NodeRecord
     state: NodeState
     stated: Stated
+    call_address: str = ""
+    """From which it last attested; empty: not known."""
 
 
 class Membership:
@@ -133,6 +141,7 @@ class Membership:
         policy_version: int,
         hardware_sha256: bytes,
         stated: Stated,
+        call_address: str = "",
     ) -> None:
         """Record the leaf issued to a node; from then on only this incarnation is authorized.
 
@@ -172,10 +181,19 @@ class Membership:
                 version=stated.version,
                 clock_skew_ms=stated.clock_skew_ms,
             )
-            nodes = self._registry.nodes
-            return await self._registry.commit(
-                [nodes.unchanged(name, known)],
-                {**nodes.sealed(name, record), **self._registry.stated.sealed(name, said)},
+            where = WhereaboutsRecord(
+                incarnation=subject.incarnation,
+                call_address=call_address,
+                addresses=dict(stated.addresses),
+            )
+            registry = self._registry
+            return await registry.commit(
+                [registry.nodes.unchanged(name, known)],
+                {
+                    **registry.nodes.sealed(name, record),
+                    **registry.stated.sealed(name, said),
+                    **registry.whereabouts.sealed(name, where),
+                },
             )
 
         await self._registry.settle(attempt)
@@ -314,13 +332,10 @@ class Membership:
         page, has_more = await self._registry.nodes.page(after=page_token, limit=limit)
         now = self._now()
         stated = await asyncio.gather(*(self._registry.stated.get(each.name) for each in page))
+        found = await asyncio.gather(*(self._registry.whereabouts.get(each.name) for each in page))
         members = [
-            Member(
-                record=each.record,
-                state=_state(each.record, now),
-                stated=_stated(each.record, said),
-            )
-            for each, said in zip(page, stated, strict=True)
+            _member(each.record, said, where, now)
+            for each, said, where in zip(page, stated, found, strict=True)
         ]
         return members, page[-1].name if page and has_more else ""
 
@@ -440,11 +455,22 @@ def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
         )
 
 
-def _stated(record: NodeRecord, said: Stored[StatedRecord] | None) -> Stated:
-    """Return what a node stated; nothing if a broker of an earlier version attested it last."""
-    if said is None or said.record.incarnation != record.incarnation:
-        return Stated()
-    return Stated(version=said.record.version, clock_skew_ms=said.record.clock_skew_ms)
+def _member(
+    record: NodeRecord,
+    said: Stored[StatedRecord] | None,
+    where: Stored[WhereaboutsRecord] | None,
+    now: dt.datetime,
+) -> Member:
+    """Return a node; without what a broker of an earlier version didn't record of this process."""
+    stated, call_address = Stated(), ""
+    if said is not None and said.record.incarnation == record.incarnation:
+        stated = Stated(version=said.record.version, clock_skew_ms=said.record.clock_skew_ms)
+    if where is not None and where.record.incarnation == record.incarnation:
+        stated = replace(stated, addresses=where.record.addresses)
+        call_address = where.record.call_address
+    return Member(
+        record=record, state=_state(record, now), stated=stated, call_address=call_address
+    )
 
 
 def _state(record: NodeRecord, now: dt.datetime) -> NodeState:

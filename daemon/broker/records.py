@@ -286,6 +286,14 @@ class StatedRecord(Record):
     clock_skew_ms: int | None = None
 
 
+class WhereaboutsRecord(Record):
+    """From where an incarnation of a node's role last attested, and where it says it listens."""
+
+    incarnation: bytes
+    call_address: str = ""
+    addresses: dict[str, str] = Field(default_factory=dict)
+
+
 class RestoreRecord(Record):
     """The last restore of the store from a snapshot (sealane.daemon.broker.restored).
 
@@ -547,6 +555,7 @@ class Tables:
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
         self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
         self.stated = Table(store, "stated", StatedRecord, record_key=record_key)
+        self.whereabouts = Table(store, "whereabouts", WhereaboutsRecord, record_key=record_key)
         self.devices = Table(store, "devices", DeviceRecord, record_key=record_key)
         self.device_requests = Table(
             store, "device-requests", DeviceRequestRecord, record_key=record_key

@@ -103,6 +103,8 @@ def _message(member: Member) -> trust_pb2.Member:
         state=member.state,
         version=member.stated.version,
         clock_skew_ms=member.stated.clock_skew_ms,
+        addresses=member.stated.addresses,
+        call_address=member.call_address,
     )
     if record.attested_at is not None:
         message.attest_time.CopyFrom(_timestamp(record.attested_at))

@@ -70,6 +70,7 @@ class Books(Protocol):
         policy_version: int,
         hardware_sha256: bytes,
         stated: Stated,
+        call_address: str,
     ) -> None:
         """Record an issued leaf; VerificationError if the node must not have it."""
 
@@ -212,6 +213,7 @@ class VerifierService:
                 policy_version=verified.appraisal.policy.version,
                 hardware_sha256=_hardware_sha256(verified),
                 stated=stated,
+                call_address=address,
             )
         except VerificationError as error:
             if verified is not None and isinstance(error, PolicyViolationError):

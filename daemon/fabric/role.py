@@ -6,9 +6,9 @@ from typing import Any
 
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.roles import Role
-from sealane.daemon.config import FabricConfig, JobsConfig
+from sealane.daemon.config import FabricConfig, UserLimitsConfig
+from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.buffers import warn_of_small_buffers
-from sealane.daemon.fabric.job_sockets import job_sockets
 from sealane.daemon.fabric.node_drain import FabricDrain
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
@@ -21,10 +21,9 @@ from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.fabric.steering import Steering
 from sealane.daemon.node.authorizations import peer_of
-from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.role_context import RoleContext
-from sealane.daemon.node.servicer import NodesServicer
 from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.local_servers import ANY_USER, Shared
 from sealane.daemon.runtime.metrics import by_owner
 from sealane.daemon.runtime.servers import new_server
 from sealane.protocol.v1 import sessions_pb2_grpc
@@ -56,9 +55,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
             region_bytes_max=config.region_bytes_max,
             sessions_max=config.sessions_max,
             limits=JobLimits(**config.limits.model_dump()),
-            user_limits=None
-            if config.jobs is None
-            else JobLimits(**config.jobs.limits.model_dump()),
+            user_limits=_user_limits(config, context),
             listen_data=config.data_listen,
             paths=config.paths,
             idle_timeout_seconds=config.idle_timeout_seconds,
@@ -128,37 +125,39 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
         name="fabric_control",
         key="fabric.control_listen",
     )
-    operator_rings = str(context.run_directory.ring_socket)
+    origins = context.local_servers.origins
     sessions_pb2_grpc.add_SessionsServicer_to_server(
-        SessionsServicer(service, ring_socket=operator_rings), context.local
+        SessionsServicer(
+            service,
+            ring_socket=str(context.run_directory.ring_socket),
+            user_of=origins.user_of,
+            seen_by=origins.seen_by,
+            is_own_socket=origins.is_own_socket,
+        ),
+        context.local,
     )
     context.services.append("sealane.v1.Sessions")
-    if config.jobs is not None:
-        await _serve_jobs(config.jobs, context, service, identity)
+    if context.local_servers.shared is not None:
+        await _share_rings(context.local_servers.shared, service, context)
 
 
-async def _serve_jobs(
-    config: JobsConfig, context: RoleContext, service: FabricService, identity: Identity
-) -> None:
-    # Jobs learn of this node what its peers know: name, address, certificate, evidence.
-    node = NodesServicer(
-        node=context.config.node.name,
-        roles=[Role.FABRIC],
-        identities=[identity],
-        addresses={"fabric_control": context.addresses["fabric_control"]},
-        evidence=context.config.enrolment.evidence if context.config.enrolment else "",
-        is_development=context.enrolled.is_development,
-        started=utc_now(),
-        spaces=tuple,
-    )
-    directory = await context.stack.enter_async_context(
-        job_sockets(
-            config,
-            service,
-            node,
-            inner=context.run_directory.jobs_inner,
-            metrics=context.metrics,
+def _user_limits(config: FabricConfig, context: RoleContext) -> JobLimits | None:
+    """Return the limits of each user's jobs; None if no other user may call the daemon."""
+    if not context.config.members:
+        return None
+    limits = UserLimitsConfig() if config.jobs is None else config.jobs.limits
+    return JobLimits(**limits.model_dump())
+
+
+async def _share_rings(shared: Shared, service: FabricService, context: RoleContext) -> None:
+    await context.stack.enter_async_context(
+        ring_socket.serve(
+            shared.directory.ring_socket,
+            service.grants.claim,
+            service.jobs.introduce,
+            admit=shared.access.admit_job,
+            note_refused=shared.refused.note,
+            mode=ANY_USER,
         )
     )
-    context.addresses["jobs_socket"] = str(directory.socket)
-    context.addresses["jobs_ring_socket"] = str(directory.ring_socket)
+    context.addresses["jobs_ring_socket"] = str(shared.directory.ring_socket)

@@ -19,6 +19,7 @@ from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPe
 from sealane.daemon.fabric.session import PathReport, Session, State
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.statistics import job_usage
+from sealane.daemon.runtime.directories import RING_SOCKET_NAME
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
@@ -113,31 +114,52 @@ def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
     )
 
 
-UserOf = Callable[[Any], int]
-"""Returns whose call it is, by its connection; VerificationError if that can't be told."""
+UserOf = Callable[[Any], int | None]
+"""Returns a call's user, by its connection, None for operators; VerificationError if that can't be
+told."""
+
+
+def of_all(_context: Any) -> int | None:
+    """Return that a call is an operator's."""
+    return None
+
+
+def by_own_socket(_context: Any) -> bool:
+    """Return that a call came by the daemon's own socket."""
+    return True
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     """Session calls; served on Unix sockets.
 
-    With `user_of`, a call sees and touches nothing but what belongs to its user; the operator's
-    socket is served without. `ring_socket` is the path that jobs there use.
+    A call touches nothing but what belongs to the user that `user_of` returns, and sees nothing but
+    what belongs to that of `seen_by`. `ring_socket` is the path of the ring socket for callers by
+    the daemon's own socket; for others it is the ring socket beside theirs, which a container may
+    have elsewhere, so its path is relative.
     """
 
     def __init__(
-        self, service: FabricService, *, ring_socket: str, user_of: UserOf | None = None
+        self,
+        service: FabricService,
+        *,
+        ring_socket: str,
+        user_of: UserOf = of_all,
+        seen_by: UserOf = of_all,
+        is_own_socket: Callable[[Any], bool] = by_own_socket,
     ) -> None:
         self._service = service
         self._ring_socket = ring_socket
         self._user_of = user_of
+        self._seen_by = seen_by
+        self._is_own_socket = is_own_socket
 
-    def _uid(self, context: Any) -> int | None:
-        return None if self._user_of is None else self._user_of(context)
+    def _ring(self, context: Any) -> str:
+        return self._ring_socket if self._is_own_socket(context) else RING_SOCKET_NAME
 
-    def _grant(self, grant: Grant) -> sessions_pb2.SessionGrant:
+    def _grant(self, grant: Grant, context: Any) -> sessions_pb2.SessionGrant:
         return sessions_pb2.SessionGrant(
             session=_session(grant.session),
-            ring_socket=self._ring_socket,
+            ring_socket=self._ring(context),
             ring_token=grant.ring_token,
         )
 
@@ -147,7 +169,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Wait for a peer to open a session of this name."""
         return self._grant(
             await self._service.listen(
-                uid=self._uid(context),
+                uid=self._user_of(context),
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
@@ -157,7 +179,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 secret=request.secret,
                 congestion=request.congestion,
                 early=request.early,
-            )
+            ),
+            context,
         )
 
     async def OpenSession(
@@ -166,7 +189,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Open a session to a peer that listens."""
         return self._grant(
             await self._service.open(
-                uid=self._uid(context),
+                uid=self._user_of(context),
                 job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
@@ -179,14 +202,15 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 secret=request.secret,
                 congestion=request.congestion,
                 early=request.early,
-            )
+            ),
+            context,
         )
 
     async def GetSession(
         self, request: sessions_pb2.GetSessionRequest, context: Any
     ) -> sessions_pb2.Session:
         """Return one session with its statistics."""
-        return _session(self._service.get(request.name, uid=self._uid(context)))
+        return _session(self._service.get(request.name, uid=self._seen_by(context)))
 
     async def ListSessions(
         self, request: sessions_pb2.ListSessionsRequest, context: Any
@@ -195,7 +219,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         size = min(request.page_size or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
         if size < 0:
             raise UsageError("page.size.range", f"page size {size}; allowed: 0 and up")
-        found = self._service.sessions(uid=self._uid(context))
+        found = self._service.sessions(uid=self._seen_by(context))
         sessions = sorted(found, key=lambda session: session.identity.name)
         rest = [session for session in sessions if session.identity.name > request.page_token]
         page = rest[:size]
@@ -209,22 +233,25 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.WatchSessionRequest, context: Any
     ) -> AsyncIterator[sessions_pb2.Session]:
         """Stream the session in each of its states."""
-        session = self._service.get(request.name, uid=self._uid(context))
+        session = self._service.get(request.name, uid=self._seen_by(context))
         async for _ in session.states():
+            # Who is no reader any longer may still be a job, which sees less.
+            if self._seen_by(context) not in (None, session.job.user.uid):
+                raise UsageError("session.name.not_found", f"there is no session {request.name!r}")
             yield _session(session)
 
     async def CloseSession(
         self, request: sessions_pb2.CloseSessionRequest, context: Any
     ) -> empty_pb2.Empty:
         """Close a session at this end; the peer's end is notified."""
-        self._service.close(request.name, uid=self._uid(context))
+        self._service.close(request.name, uid=self._user_of(context))
         return empty_pb2.Empty()
 
     async def GetFabric(
         self, request: sessions_pb2.GetFabricRequest, context: Any
     ) -> sessions_pb2.Fabric:
         """Return the fabric's limits, and what each job uses that the caller may see."""
-        return self._fabric(self._uid(context))
+        return self._fabric(self._seen_by(context), context)
 
     async def DrainFabric(
         self, request: sessions_pb2.DrainFabricRequest, context: Any
@@ -235,9 +262,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self._service.begin_drain(request.timeout_seconds or None)
         # One turn of the loop, so that the answer includes the drain that was just begun.
         await asyncio.sleep(0)
-        return self._fabric(None)
+        return self._fabric(None, context)
 
-    def _fabric(self, uid: int | None) -> sessions_pb2.Fabric:
+    def _fabric(self, uid: int | None, context: Any) -> sessions_pb2.Fabric:
         service, settings = self._service, self._service.settings
         progress = service.drain.progress
         drain = None
@@ -249,7 +276,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         of_user = settings.user_limits
         return sessions_pb2.Fabric(
             drain=drain,
-            ring_socket=self._ring_socket,
+            ring_socket=self._ring(context),
             rate_max_bits_per_second=settings.rate_max_bits_per_second,
             sessions=sum(session.state is not State.CLOSED for session in sessions),
             sessions_max=settings.sessions_max,

@@ -9,6 +9,8 @@ from sealane.daemon.gateway.data_path import AttachedVolume
 from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.grants import Export
 from sealane.daemon.gateway.unflushed import Unflushed
+from sealane.daemon.runtime.statistics import GatewayVolumeState, only_in
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 
 
@@ -33,6 +35,21 @@ class Attached:
     def is_fenced(self) -> bool:
         """Whether another gateway took over from this one; see `BackEnd.is_fenced`."""
         return self.member is not None and self.port.back_end.is_fenced
+
+    def statistics(self) -> dict[str, int]:
+        """Return the engine's statistics, and the volume's state and size; on any thread."""
+        state = GatewayVolumeState.ATTACHED
+        standby: dict[str, int] = {}
+        if self.member is not None:
+            standby["is_standby"] = int(not self.member.is_serving)
+            if standby["is_standby"]:
+                state = GatewayVolumeState.STANDBY
+        return {
+            **self.port.statistics(),
+            **standby,
+            **only_in(state),
+            "size_bytes": self.descriptor.sector_count * SECTOR_BYTES,
+        }
 
     @property
     def target(self) -> str:

@@ -22,6 +22,7 @@ from sealane.daemon.gateway.grants import VolumeKey
 from sealane.daemon.gateway.leases import LeaseCache
 from sealane.daemon.gateway.supply import released_keys
 from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.statistics import GatewayVolumeState, only_in
 from sealane.daemon.volume.events import EventLog
 from sealane.errors import Error, reason_of
 from sealane.protocol.sector import SECTOR_BYTES
@@ -40,6 +41,9 @@ _RETRY_SECONDS_MAX: Final = 30.0
 class _Filling:
     """Progress of filling one volume."""
 
+    mode: str
+    target: str
+    size_bytes: int
     task: asyncio.Task[None] | None = None
     sectors: int = 0
     durable_sectors: int = 0
@@ -74,7 +78,11 @@ class Fillings:
         """Fill a volume in the background, if this gateway must and isn't doing it already."""
         volume_id = descriptor.volume_id
         if descriptor.filling_gateway == self._node and volume_id not in self._fillings:
-            filling = self._fillings[volume_id] = _Filling()
+            filling = self._fillings[volume_id] = _Filling(
+                mode=descriptor.mode,
+                target=descriptor.target_node,
+                size_bytes=descriptor.sector_count * SECTOR_BYTES,
+            )
             filling.task = self._tasks.start(
                 self._run(volume_id, filling), name=f"fill-{volume_id}"
             )
@@ -83,6 +91,16 @@ class Fillings:
         """Return how many bytes of a volume are filled; 0 if this gateway isn't filling it."""
         filling = self._fillings.get(volume_id)
         return 0 if filling is None else filling.sectors * SECTOR_BYTES
+
+    def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
+        """Return what is known of the volumes being filled, as of others; on any thread."""
+        return {
+            (volume_id, filling.mode, filling.target): {
+                **only_in(GatewayVolumeState.FILLING),
+                "size_bytes": filling.size_bytes,
+            }
+            for volume_id, filling in self._fillings.copy().items()
+        }
 
     async def stop(self, volume_id: str) -> None:
         """Stop filling a volume that is being deleted; wait until no write is in flight."""

@@ -45,6 +45,7 @@ from sealane.daemon.gateway.unflushed import Unflushed
 from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.runtime.logs import get_logger
+from sealane.daemon.runtime.statistics import GatewayVolumeState, only_in
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
 from sealane.daemon.volume.failures import STANDBY
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError, reason_of
@@ -391,14 +392,19 @@ class VolumeService:
         return self._fillings.filled_bytes(volume_id)
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
-        """Return the engine's statistics by attached volume, mode and target, for the metrics."""
+        """Return the statistics of each volume that is used here, for the metrics.
+
+        By id, mode and target. Mode and target of one that is being reattached aren't known (""),
+        nor is its size.
+        """
         # Called from the metrics' thread, hence the copy: the event loop changes the original.
         return {
-            (v, a.descriptor.mode or VolumeMode.REMOTE, a.target): {
-                **a.port.statistics(),
-                **({} if a.member is None else {"is_standby": int(not a.member.is_serving)}),
-            }
-            for v, a in self._attached.copy().items()
+            **{(v, "", ""): only_in(GatewayVolumeState.REATTACHING) for v in self._returning},
+            **self._fillings.statistics(),
+            **{
+                (v, a.descriptor.mode or VolumeMode.REMOTE, a.target): a.statistics()
+                for v, a in self._attached.copy().items()
+            },
         }
 
     async def attach(

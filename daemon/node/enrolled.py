@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from sealane.crypto.roles import Role
 from sealane.daemon.config import AUTHORIZATION_SECONDS, Config, EnrolmentConfig
 from sealane.daemon.node.authorizations import Ask, Authorizations, Lost
 from sealane.daemon.node.enrolment import Enrolment
@@ -31,11 +33,14 @@ class EnrolledRoles:
         metrics: Metrics,
         spawn: Callable[[str, Coroutine[Any, Any, None]], None],
         stack: contextlib.AsyncExitStack,
+        addresses: Mapping[str, str],
     ) -> None:
+        """Enrol nothing yet. `addresses` are those that the daemon has bound so far."""
         self._config = config
         self._metrics = metrics
         self._spawn = spawn
         self._stack = stack
+        self._addresses = addresses
         self._driver: Driver | None = None
         self.identities: list[Identity] = []
         self.is_development = False
@@ -82,7 +87,7 @@ class EnrolledRoles:
         self._spawn(f"{role}-authorizations", authorizations.run())
         return authorizations
 
-    async def enrol(self, role: str) -> tuple[Identity, TrustClient]:
+    async def enrol(self, role: Role) -> tuple[Identity, TrustClient]:
         """Attest as `role`, then keep its certificate renewed and its channels open."""
         driver = await self._evidence_driver()
         enrolment = Enrolment(
@@ -91,6 +96,7 @@ class EnrolledRoles:
             role=role,
             driver=driver,
             sources=open_sources(self.config),
+            addresses=partial(self._listening, role),
         )
         if driver.is_development:
             self.is_development = True
@@ -114,6 +120,20 @@ class EnrolledRoles:
         self._stack.push_async_callback(identity.channels.close)
         self._metrics.channels.labels(role).set_function(lambda: identity.channels.count)
         return identity, trust
+
+    def _listening(self, role: Role) -> Mapping[str, str]:
+        """Return the role's listeners: as configured until they are bound, but no unknown port."""
+        configured = {
+            purpose: address
+            for purpose, address in self._config.listeners(role).items()
+            if not address.endswith(":0")
+        }
+        bound = {
+            purpose: self._addresses[purpose]
+            for purpose in self._config.listeners(role)
+            if purpose in self._addresses
+        }
+        return {**configured, **bound}
 
     async def _evidence_driver(self) -> Driver:
         """Open the driver for the first role; other roles share it."""

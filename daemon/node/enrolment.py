@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import grpc
@@ -51,6 +51,7 @@ class Enrolment:
         role: str,
         driver: Driver,
         sources: Sequence[SecondarySource] = (),
+        addresses: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._config = config
         self._node = node
@@ -61,6 +62,7 @@ class Enrolment:
         )
         self._driver = driver
         self._sources = sources
+        self._addresses = addresses
 
     async def obtain(self, keys: Keys) -> Issued:
         """Enrol; retry while the broker can't be reached, until the timeout.
@@ -167,6 +169,7 @@ class Enrolment:
                 evidence=encode_collection(items),
                 version=__version__,
                 send_time=sent,
+                addresses=self._addresses(),
             )
             try:
                 result = await stub.Attest(request, timeout=_CALL_SECONDS)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -17,6 +17,7 @@ from sealane.daemon.nvme.listener import Listener
 from sealane.daemon.runtime.calls import Admit, Authorizer, Refused, no_record
 from sealane.daemon.runtime.directories import RunDirectory
 from sealane.daemon.runtime.listeners import Listeners
+from sealane.daemon.runtime.local_servers import LocalServers
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, running
 from sealane.daemon.runtime.space import Space
@@ -35,8 +36,8 @@ class RoleContext:
     listeners: Listeners
     """Opens listeners of data paths, which outlive a restart."""
     enrolled: EnrolledRoles
-    local: grpc.aio.Server
-    """Server of the Unix socket."""
+    local_servers: LocalServers
+    """Servers of the Unix sockets."""
     spawn: Callable[[str, Coroutine[Any, Any, None]], None]
     """Runs a named task until the daemon stops."""
     report: Callable[[Sequence[str], bool], Awaitable[None]]
@@ -60,6 +61,12 @@ class RoleContext:
 
     drained: list[DrainedRole] = field(default_factory=list)
     """What `sealanectl node drain` drains."""
+
+    @property
+    def local(self) -> grpc.aio.Server:
+        """What a service of the Unix sockets is added to."""
+        # The generated code calls nothing but the two methods that add handlers.
+        return cast("grpc.aio.Server", self.local_servers)
 
     @property
     def state(self) -> Path:

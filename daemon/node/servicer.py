@@ -10,15 +10,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
+from sealane.crypto.roles import Role
 from sealane.daemon.node.drain import DrainState, NodeDrain
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.target_view import TargetView
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, Context
 from sealane.daemon.runtime.space import Space
-from sealane.errors import VerificationError
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
 
 _USES_MAX: Final = 100
+FABRIC_ADDRESS: Final = "fabric_control"
 _DRAIN_STATES: Final = {
     DrainState.SERVING: nodes_pb2.NodeDrain.SERVING,
     DrainState.DRAINING: nodes_pb2.NodeDrain.DRAINING,
@@ -41,10 +42,11 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         is_development: bool,
         started: dt.datetime,
         spaces: Callable[[], Sequence[Space]],
-        drain: NodeDrain | None = None,
+        drain: NodeDrain,
+        seen_by: Callable[[Context], int | None],
         targets: Callable[[], Sequence[TargetView]] = tuple,
     ) -> None:
-        """Show the node. `drain`: for operators, who may drain it.
+        """Show the node. Jobs, whom `seen_by` names, see less.
 
         `spaces` and `targets` don't block.
         """
@@ -57,53 +59,56 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         self._is_development = is_development
         self._started = started
         self._drain = drain
+        self._seen_by = seen_by
         self._spaces = spaces
 
     async def GetNode(self, request: nodes_pb2.GetNodeRequest, context: Context) -> nodes_pb2.Node:
         """Return the node."""
+        if self._seen_by(context) is None:
+            answer = self._shown(self._roles, self._addresses)
+            answer.drain.CopyFrom(_drain_message(self._drain))
+            answer.spaces.extend(map(_space, self._spaces()))
+            answer.targets.extend(map(_target, self._targets()))
+            return answer
+        # Jobs learn of this node what its peers know: name, address, certificate, evidence.
+        address = self._addresses.get(FABRIC_ADDRESS)
+        return self._shown(
+            [role for role in self._roles if role == Role.FABRIC],
+            {} if address is None else {FABRIC_ADDRESS: address},
+        )
+
+    def _shown(self, roles: Sequence[str], addresses: Mapping[str, str]) -> nodes_pb2.Node:
         answer = nodes_pb2.Node(
             node=self._node,
             version=__version__,
-            roles=self._roles,
+            roles=roles,
             evidence_driver=self._evidence,
             development=self._is_development,
-            addresses=self._addresses,
+            addresses=addresses,
             start_time=_timestamp(self._started),
         )
         # A barred role has no certificate.
-        certified = [identity for identity in self._identities if identity.has_certificate]
+        shown = [identity for identity in self._identities if identity.role in roles]
+        certified = [identity for identity in shown if identity.has_certificate]
         if certified:
             earliest = min(i.certificate.not_valid_after_utc for i in certified)
             answer.certificate_expire_time.CopyFrom(_timestamp(earliest))
-        answer.identities.extend(map(_shown, certified))
-        if self._drain is not None:
-            answer.drain.CopyFrom(_drain_message(self._drain))
-        answer.spaces.extend(map(_space, self._spaces()))
-        answer.targets.extend(map(_target, self._targets()))
+        answer.identities.extend(map(_role_identity, certified))
         return answer
 
     async def DrainNode(
         self, request: nodes_pb2.DrainNodeRequest, context: Context
     ) -> nodes_pb2.NodeDrain:
         """Begin to drain; `GetNode` shows the progress."""
-        drain = self._operators()
-        await drain.begin(request.timeout_seconds)
-        return _drain_message(drain)
+        await self._drain.begin(request.timeout_seconds)
+        return _drain_message(self._drain)
 
     async def UndrainNode(
         self, request: nodes_pb2.UndrainNodeRequest, context: Context
     ) -> nodes_pb2.NodeDrain:
         """End the drain."""
-        drain = self._operators()
-        await drain.end()
-        return _drain_message(drain)
-
-    def _operators(self) -> NodeDrain:
-        if self._drain is None:
-            raise VerificationError(
-                "call.operator.refused", "jobs may not drain a node: use the daemon's own socket"
-            )
-        return self._drain
+        await self._drain.end()
+        return _drain_message(self._drain)
 
 
 def _drain_message(drain: NodeDrain) -> nodes_pb2.NodeDrain:
@@ -122,7 +127,7 @@ def _drain_message(drain: NodeDrain) -> nodes_pb2.NodeDrain:
     return answer
 
 
-def _shown(identity: Identity) -> nodes_pb2.RoleIdentity:
+def _role_identity(identity: Identity) -> nodes_pb2.RoleIdentity:
     metadata = identity.metadata
     return nodes_pb2.RoleIdentity(
         role=identity.role,

@@ -31,6 +31,7 @@ from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.runtime.call_completion import COMPLETED, CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeys
 from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.local_calls import LocalAuthorizer
 from sealane.daemon.runtime.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.traces import PASSED_ON, Traces
@@ -334,13 +335,13 @@ def _receiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary-unary and unary-stream method of a server.
 
-    `authorizer` is None on the Unix socket, where the file's mode is the authorization.
+    `authorizer` is a `LocalAuthorizer` on Unix sockets. Without one, all calls are allowed.
     """
 
     def __init__(
         self,
         metrics: Metrics,
-        authorizer: Authorizer | TlsOnly | None,
+        authorizer: Authorizer | TlsOnly | LocalAuthorizer | None,
         traces: Traces = PASSED_ON,
     ) -> None:
         self._metrics = metrics
@@ -355,15 +356,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Return the method's handler, wrapped in the checks."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            # Unknown methods give UNIMPLEMENTED. Only reflection, a local service, has requests
-            # that are streams.
-            return handler if self._authorizer is None else None
+        if handler is None:
+            return None  # UNIMPLEMENTED
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
         correlation = metadata.get(CORRELATION_KEY)
         if not isinstance(correlation, str) or not _is_correlation_id(correlation):
             correlation = secrets.token_hex(8)
+        if handler.request_streaming:
+            # Only reflection, a local service, has requests that are streams.
+            if isinstance(self._authorizer, Authorizer | TlsOnly):
+                return None
+            return grpc.stream_stream_rpc_method_handler(
+                self._dialogue(method, correlation, handler.stream_stream),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._stream(method, correlation, handler.unary_stream),
@@ -436,44 +444,71 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         behavior: Callable[[Any, Context], AsyncIterator[Any] | Awaitable[None]],
     ) -> Callable[[_Received, Context], AsyncIterator[Any]]:
         async def answer(received: _Received, context: Context) -> AsyncIterator[Any]:
-            log = get_logger().bind(correlation_id=correlation, method=method)
-            responses = behavior(received.message, context)
-            try:
-                async for response in self._checked(method, context, received.digest, responses):
-                    yield response
-            except grpc.aio.AbortError:
-                self._count(method, "ABORTED")
-                raise
-            except Error as error:
-                log.info("call_refused", reason=error.reason)
-                await self._refuse(method, error, context)
-            except Exception as error:  # noqa: BLE001 - the servicer boundary
-                await self._fail(method, error, context)
-            else:
-                self._count(method, "OK")
+            begin = partial(behavior, received.message, context)
+            async for response in self._answered(
+                method, correlation, context, received.digest, begin
+            ):
+                yield response
 
         return answer
+
+    def _dialogue(
+        self,
+        method: str,
+        correlation: str,
+        behavior: Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]],
+    ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
+        async def answer(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            begin = partial(behavior, requests, context)
+            async for response in self._answered(method, correlation, context, b"", begin):
+                yield response
+
+        return answer
+
+    async def _answered(
+        self,
+        method: str,
+        correlation: str,
+        context: Context,
+        digest: bytes,
+        begin: Callable[[], AsyncIterator[Any] | Awaitable[None]],
+    ) -> AsyncIterator[Any]:
+        """Yield the responses while the caller is authorized; refuse and count."""
+        log = get_logger().bind(correlation_id=correlation, method=method)
+        try:
+            async for response in self._checked(method, context, digest, begin):
+                yield response
+        except grpc.aio.AbortError:
+            self._count(method, "ABORTED")
+            raise
+        except Error as error:
+            log.info("call_refused", reason=error.reason)
+            await self._refuse(method, error, context)
+        except Exception as error:  # noqa: BLE001 - the servicer boundary
+            await self._fail(method, error, context)
+        else:
+            self._count(method, "OK")
 
     async def _checked(
         self,
         method: str,
         context: Context,
         digest: bytes,
-        responses: AsyncIterator[Any] | Awaitable[None],
+        begin: Callable[[], AsyncIterator[Any] | Awaitable[None]],
     ) -> AsyncIterator[Any]:
-        """Yield `responses` while the caller is authorized."""
+        """Yield the responses while the caller is authorized."""
+        if self._authorizer is not None:
+            await self._authorizer.authorize(method, context, digest)
+        responses = begin()
         if not isinstance(responses, AsyncIterator):
             # The other form of a stream in gRPC, used by the health service: it writes to the
             # context.
-            if self._authorizer is not None:
-                await self._authorizer.authorize(method, context, digest)
-            await responses
+            await self._while_authorized(method, context, responses)
             return
         if self._authorizer is None:
             async for response in responses:
                 yield response
             return
-        await self._authorizer.authorize(method, context, digest)
         checked = time.monotonic()
         waiting: asyncio.Future[Any] | None = None
         try:
@@ -497,6 +532,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await asyncio.wait({waiting})
             if isinstance(responses, AsyncGenerator):
                 await responses.aclose()
+
+    async def _while_authorized(
+        self, method: str, context: Context, responses: Awaitable[None]
+    ) -> None:
+        running = asyncio.ensure_future(responses)
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=STREAM_CHECK_SECONDS)
+                if not running.done() and self._authorizer is not None:
+                    await self._authorizer.reauthorize(method, context)
+            running.result()
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
 
     async def _refuse(self, method: str, error: Error, context: Context) -> None:
         code = status_of(error)

@@ -21,7 +21,7 @@ from sealane.errors import UnavailableError, UsageError
 SOCKET_NAME: Final = "sealaned.sock"
 RING_SOCKET_NAME: Final = "ring.sock"
 JOBS_SOCKET_NAME: Final = "jobs.sock"
-_JOBS_DIRECTORY_MODE: Final = 0o711
+_SHARED_DIRECTORY_MODE: Final = 0o711
 READY_NAME: Final = "ready.json"
 _UNIT_USER: Final = "sealane"
 _UNIT_STATE: Final = "/var/lib/sealane*"
@@ -82,34 +82,34 @@ def _check_closed(status: os.stat_result, path: Path, key: str) -> None:
         raise UsageError("directory.mode", f"{key} {path}: mode {mode:04o}; allowed: 0700")
 
 
-class JobsDirectory:
-    """The directory of the sockets that jobs of other users reach.
+class SharedDirectory:
+    """The directory of the sockets that other users reach; `key` is its configuration key.
 
-    Only the daemon may write in it: whoever can replace a socket is the fabric to the jobs that
+    Only the daemon may write in it: whoever can replace a socket is the daemon to those that
     connect next.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, key: str) -> None:
         self._path = path
+        self._key = key
         self.socket = path / JOBS_SOCKET_NAME
         self.ring_socket = path / RING_SOCKET_NAME
 
     def check(self) -> None:
         """Raise UsageError `directory.…` unless it can be used, or created."""
-        key = "fabric.jobs.run_dir"
-        check_directory(self._path, key=key, is_shared=True)
+        check_directory(self._path, key=self._key, is_shared=True)
         for each in (self._path, *self._path.parents):
             if each.exists():
-                _check_enterable(each, key=key, is_own=each == self._path)
+                _check_enterable(each, key=self._key, is_own=each == self._path)
 
     def prepare(self) -> None:
         """Create it with mode 0711 if it is missing, and check it."""
         if not self._path.exists():
             try:
                 self._path.mkdir()
-                self._path.chmod(_JOBS_DIRECTORY_MODE)
+                self._path.chmod(_SHARED_DIRECTORY_MODE)
             except OSError as error:
-                raise unusable(self._path, error, key="fabric.jobs.run_dir") from error
+                raise unusable(self._path, error, key=self._key) from error
         self.check()
 
 
@@ -128,7 +128,7 @@ def _check_enterable(path: Path, *, key: str, is_own: bool) -> None:
         raise UsageError(
             "directory.mode",
             f"{key} {path}: mode {mode:04o}; allowed: closed to writing by others, and open to "
-            "entering by jobs, as 0711 is",
+            "entering by others, as 0711 is",
         )
 
 
@@ -207,8 +207,8 @@ class RunDirectory:
         self._path = path
         self.socket = path / SOCKET_NAME
         self.ring_socket = path / RING_SOCKET_NAME
-        self.jobs_inner = path / JOBS_SOCKET_NAME
-        """Where the server behind the jobs' socket has a name for a moment."""
+        self.shared_inner = path / JOBS_SOCKET_NAME
+        """Where the servers behind the shared socket have a name for a moment."""
         self.ready_file = path / READY_NAME
         self.failed_stores = path / "failed-stores.json"
         """Why the last process ended, if it was for failed stores; outlasts a restart."""

@@ -181,7 +181,7 @@ class Metrics:
         )
         self.job_callers_refused = Counter(
             "sealane_job_callers_refused",
-            "Connections to the sockets for jobs that were refused, by reason id.",
+            "Connections to the sockets for other users that were refused, by reason id.",
             ["reason"],
             registry=r,
         )

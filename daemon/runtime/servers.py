@@ -16,8 +16,9 @@ import grpc
 from sealane.daemon.runtime.call_completion import CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
-from sealane.daemon.runtime.door import Admit, Caller, NoteRefused, door, own_user_and_root, relay
+from sealane.daemon.runtime.door import Admit, Caller, door, own_user_and_root, relay
 from sealane.daemon.runtime.listeners import listen_tcp, split_address
+from sealane.daemon.runtime.local_calls import LocalAuthorizer
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.traces import PASSED_ON, Traces
 from sealane.errors import UnavailableError, UsageError
@@ -92,14 +93,16 @@ _completions: Final[WeakKeyDictionary[grpc.aio.Server, CallCompletion]] = WeakKe
 
 
 def new_server(
-    metrics: Metrics, authorizer: Authorizer | TlsOnly | None, traces: Traces = PASSED_ON
+    metrics: Metrics,
+    authorizer: Authorizer | TlsOnly | LocalAuthorizer | None,
+    traces: Traces = PASSED_ON,
 ) -> grpc.aio.Server:
-    """Return a server with a `CallInterceptor`; `authorizer` is None for the Unix socket.
+    """Return a server with a `CallInterceptor`: one for TCP, or for operators' Unix socket.
 
     With an `Authorizer`, the server also gives its callers the keys that prove their calls.
     """
     quota = None
-    if authorizer is not None:
+    if isinstance(authorizer, Authorizer | TlsOnly):
         quota = STRANGERS if isinstance(authorizer, TlsOnly) else CERTIFIED
     calls = CallInterceptor(metrics, authorizer, traces)
     server = grpc.aio.server(interceptors=[calls], options=server_options(quota))
@@ -133,14 +136,16 @@ def server_options(quota: Quota | None) -> list[tuple[str, int]]:
     ]
 
 
-def new_job_server(metrics: Metrics, first: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-    """Return a server for jobs' Unix socket, whose calls go through `first`.
+def new_shared_server(
+    metrics: Metrics, authorizer: LocalAuthorizer, traces: Traces = PASSED_ON
+) -> grpc.aio.Server:
+    """Return a server for jobs and readers, who are other users than the daemon's.
 
     Messages without an end take at most `LOCAL_CONNECTIONS_MAX` × `JOB_STREAMS` ×
     `JOB_MESSAGE_BYTES_MAX` of memory, 1 GiB.
     """
     return grpc.aio.server(
-        interceptors=[first, CallInterceptor(metrics, None)],
+        interceptors=[CallInterceptor(metrics, authorizer, traces)],
         options=[
             ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
             ("grpc.max_receive_message_length", JOB_MESSAGE_BYTES_MAX),
@@ -168,34 +173,17 @@ def bind_tcp(
     return f"{host}:{port}"
 
 
-def relay_unnamed(caller: Caller, address: str) -> None:
-    """Relay a caller whose calls need not be told from those of others."""
-    relay(caller, address)
+@contextlib.contextmanager
+def inner_socket(server: grpc.aio.Server, path: Path) -> Iterator[str]:
+    """Have `server`, not started yet, listen for relays; return the address for them.
 
+    The socket has no name that another process could open. For the moment until it has lost its
+    name, that is beside `path`, in a directory that is closed to others.
 
-@contextlib.asynccontextmanager
-async def local_door(
-    server: grpc.aio.Server,
-    path: Path,
-    *,
-    inner: Path | None = None,
-    admit: Admit = own_user_and_root,
-    note_refused: NoteRefused = lambda _caller, _error: None,
-    mode: int = 0o600,
-    relayed: Callable[[Caller, str], None] = relay_unnamed,
-) -> AsyncIterator[None]:
-    """Have `server`, not started yet, answer at the Unix socket `path` until the block is left.
-
-    `admit` says who may open it: by default this user and root. gRPC's own threads serve all
-    callers, so they receive nothing from a job directly: what each connection sends passes through
-    a thread of its own, in `relayed`. gRPC's own socket has no name that another process could
-    open; for the moment until it has lost its name, that is beside `inner` (default: `path`), in a
-    directory that is closed to others.
-
-    Raises UsageError or UnavailableError if `path` can't be served.
+    Raises UsageError `listen.refused`.
     """
     # No longer than `path`: a socket's has 107 bytes at most.
-    hidden = (inner or path).with_suffix(f".{secrets.token_hex(2)}")
+    hidden = path.with_suffix(f".{secrets.token_hex(2)}")
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{hidden}")
@@ -206,18 +194,35 @@ async def local_door(
     opened = os.open(hidden, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         hidden.unlink()
-        address = f"/proc/self/fd/{opened}"
+        yield f"/proc/self/fd/{opened}"
+    finally:
+        os.close(opened)
+
+
+@contextlib.asynccontextmanager
+async def local_door(
+    server: grpc.aio.Server,
+    path: Path,
+    *,
+    admit: Admit = own_user_and_root,
+    relayed: Callable[[Caller, str], None] = relay,
+) -> AsyncIterator[None]:
+    """Have `server`, not started yet, answer at the Unix socket `path` until the block is left.
+
+    `admit` says who may open it: by default this user and root. gRPC's own threads serve all
+    callers, so they receive nothing from a job directly: what each connection sends passes through
+    a thread of its own, in `relayed`.
+
+    Raises UsageError or UnavailableError if `path` can't be served.
+    """
+    with inner_socket(server, path) as address:
         async with door(
             path,
             lambda caller: relayed(caller, address),
             connections_max=LOCAL_CONNECTIONS_MAX,
             admit=admit,
-            note_refused=note_refused,
-            mode=mode,
         ):
             yield
-    finally:
-        os.close(opened)
 
 
 @contextlib.asynccontextmanager

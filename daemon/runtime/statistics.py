@@ -7,6 +7,7 @@ base units, `_total` behind counters, one metric with a label instead of several
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final, Literal
 
 from sealane.protocol.kinds import JobKind
@@ -58,7 +59,37 @@ def _always(each: Statistic) -> Statistic:
     return replace(each, is_always=True)
 
 
+class GatewayVolumeState(StrEnum):
+    """What a gateway does with a volume that it has something to do with."""
+
+    ATTACHED = "attached"
+    STANDBY = "standby"
+    REATTACHING = "reattaching"
+    FILLING = "filling"
+
+    @property
+    def figure(self) -> str:
+        """The name of its figure, which is 1."""
+        return f"state_{self}"
+
+
+def only_in(state: GatewayVolumeState) -> dict[str, int]:
+    """Return the figure of a volume's state: the others' are absent, not 0."""
+    return {state.figure: 1}
+
+
 _GATEWAY_VOLUME: Final = {
+    **{
+        state.figure: Statistic(
+            "1 for the volume's state at this gateway; detached volumes have none.",
+            "gauge",
+            "state",
+            ("state", state),
+            is_always=True,
+        )
+        for state in GatewayVolumeState
+    },
+    "size_bytes": _always(_gauge("Size of the volume, while it is attached or being filled.")),
     "reads": _always(_counter("Reads by the host.")),
     "writes": _always(_counter("Writes by the host.")),
     "flushes": _always(_counter("Flushes by the host.")),
@@ -68,8 +99,8 @@ _GATEWAY_VOLUME: Final = {
     "deallocations": _counter("Deallocations by the host."),
     "compares": _counter("Compares by the host."),
     "verifies": _counter("Verifies by the host."),
-    "sectors_sealed": _always(_counter("Sectors sealed, 4096 bytes each.")),
-    "sectors_opened": _always(_counter("Sectors opened, 4096 bytes each.")),
+    "sectors_sealed": _counter("Sectors sealed, 4096 bytes each."),
+    "sectors_opened": _counter("Sectors opened, 4096 bytes each."),
     "sectors_unwritten": _counter("Sectors read that were never written."),
     "counters_used": _counter("Counters used for sealing."),
     "counters_leased": _counter("Counters leased from brokers."),
@@ -109,6 +140,7 @@ _JOBS: Final = {
 }
 
 _TARGET_VOLUME: Final = {
+    "size_bytes": _always(_gauge("Size of the volume.")),
     "host_reads": _counter("Reads served."),
     "host_writes": _counter("Writes served."),
     "flushes": _counter("Flushes served."),

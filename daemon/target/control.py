@@ -37,6 +37,7 @@ from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
 from sealane.protocol.nvme.nqn import gateway_nqn
+from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2, storage_pb2
 
 NAMESPACES_MAX: Final = 4096
@@ -610,7 +611,8 @@ class StorageService:
                 mode = descriptor.mode or VolumeMode.REMOTE
                 statistics = dict(self._target.statistics(uuid.UUID(volume_id)))
                 fail_over = self._fail_over[volume_id]
-                found[volume_id, mode] = statistics | fail_over.statistics()
+                size = {"size_bytes": descriptor.sector_count * SECTOR_BYTES}
+                found[volume_id, mode] = statistics | fail_over.statistics() | size
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:

@@ -106,11 +106,32 @@ class Challenge(message.Message):
 class AttestRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class AddressesEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SESSION_ID_FIELD_NUMBER: builtins.int
     RUNTIME_DATA_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     SEND_TIME_FIELD_NUMBER: builtins.int
+    ADDRESSES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     runtime_data: builtins.bytes
     """canonical JSON (RFC 8785)"""
@@ -124,6 +145,12 @@ class AttestRequest(message.Message):
     def send_time(self) -> timestamp_pb2.Timestamp:
         """by the node's clock"""
 
+    @builtins.property
+    def addresses(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """Address:port of each listener of the role, by purpose: at most 8, names of at most 32 and
+        addresses of at most 128 characters of ASCII.
+        """
+
     def __init__(
         self,
         *,
@@ -132,10 +159,11 @@ class AttestRequest(message.Message):
         evidence: builtins.bytes = ...,
         version: builtins.str = ...,
         send_time: timestamp_pb2.Timestamp | None = ...,
+        addresses: abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["send_time", b"send_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["evidence", b"evidence", "runtime_data", b"runtime_data", "send_time", b"send_time", "session_id", b"session_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "evidence", b"evidence", "runtime_data", b"runtime_data", "send_time", b"send_time", "session_id", b"session_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,13 +26,15 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/trust.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"#\n\x0eGetPeerRequest\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\"\x1f\n\x04Peer\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x03(\t\"_\n\x0fPeerIncarnation\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x11\n\tread_only\x18\x04 \x01(\x08\"|\n\x15\x41uthorizePeersRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12*\n\x05peers\x18\x02 \x03(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12(\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x18.sealane.v1.ServedDevice\"8\n\x0cServedDevice\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\"s\n\rAuthorization\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12%\n\x08verdicts\x18\x03 \x03(\x0b\x32\x13.sealane.v1.Verdict\"E\n\x07Verdict\x12)\n\x04peer\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"?\n\x13SignedAuthorization\x12\x15\n\rauthorization\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Member\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xba\x02\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x0c\x12/\n\x0b\x61ttest_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12/\n\x0brevoke_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\n \x01(\t\x12\x1a\n\rclock_skew_ms\x18\x0b \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_clock_skew_ms\"O\n\x11RevokeNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06unseen\x18\x04 \x01(\x08\"0\n\x12RestoreNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t2\x96\x01\n\x05Trust\x12\x37\n\x07GetPeer\x12\x1a.sealane.v1.GetPeerRequest\x1a\x10.sealane.v1.Peer\x12T\n\x0e\x41uthorizePeers\x12!.sealane.v1.AuthorizePeersRequest\x1a\x1f.sealane.v1.SignedAuthorization2\xe2\x01\n\nMembership\x12H\n\tListNodes\x12\x1c.sealane.v1.ListNodesRequest\x1a\x1d.sealane.v1.ListNodesResponse\x12\x43\n\nRevokeNode\x12\x1d.sealane.v1.RevokeNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0bRestoreNode\x12\x1e.sealane.v1.RestoreNodeRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/trust.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"#\n\x0eGetPeerRequest\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\"\x1f\n\x04Peer\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x03(\t\"_\n\x0fPeerIncarnation\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x11\n\tread_only\x18\x04 \x01(\x08\"|\n\x15\x41uthorizePeersRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12*\n\x05peers\x18\x02 \x03(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12(\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x18.sealane.v1.ServedDevice\"8\n\x0cServedDevice\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\"s\n\rAuthorization\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12%\n\x08verdicts\x18\x03 \x03(\x0b\x32\x13.sealane.v1.Verdict\"E\n\x07Verdict\x12)\n\x04peer\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"?\n\x13SignedAuthorization\x12\x15\n\rauthorization\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Member\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb8\x03\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x0c\x12/\n\x0b\x61ttest_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12/\n\x0brevoke_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\n \x01(\t\x12\x1a\n\rclock_skew_ms\x18\x0b \x01(\x03H\x00\x88\x01\x01\x12\x34\n\taddresses\x18\x0c \x03(\x0b\x32!.sealane.v1.Member.AddressesEntry\x12\x14\n\x0c\x63\x61ll_address\x18\r \x01(\t\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_clock_skew_ms\"O\n\x11RevokeNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06unseen\x18\x04 \x01(\x08\"0\n\x12RestoreNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t2\x96\x01\n\x05Trust\x12\x37\n\x07GetPeer\x12\x1a.sealane.v1.GetPeerRequest\x1a\x10.sealane.v1.Peer\x12T\n\x0e\x41uthorizePeers\x12!.sealane.v1.AuthorizePeersRequest\x1a\x1f.sealane.v1.SignedAuthorization2\xe2\x01\n\nMembership\x12H\n\tListNodes\x12\x1c.sealane.v1.ListNodesRequest\x1a\x1d.sealane.v1.ListNodesResponse\x12\x43\n\nRevokeNode\x12\x1d.sealane.v1.RevokeNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0bRestoreNode\x12\x1e.sealane.v1.RestoreNodeRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealane.protocol.v1.trust_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MEMBER_ADDRESSESENTRY']._loaded_options = None
+  _globals['_MEMBER_ADDRESSESENTRY']._serialized_options = b'8\001'
   _globals['_GETPEERREQUEST']._serialized_start=109
   _globals['_GETPEERREQUEST']._serialized_end=144
   _globals['_PEER']._serialized_start=146
@@ -54,13 +56,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTNODESRESPONSE']._serialized_start=772
   _globals['_LISTNODESRESPONSE']._serialized_end=851
   _globals['_MEMBER']._serialized_start=854
-  _globals['_MEMBER']._serialized_end=1168
-  _globals['_REVOKENODEREQUEST']._serialized_start=1170
-  _globals['_REVOKENODEREQUEST']._serialized_end=1249
-  _globals['_RESTORENODEREQUEST']._serialized_start=1251
-  _globals['_RESTORENODEREQUEST']._serialized_end=1299
-  _globals['_TRUST']._serialized_start=1302
-  _globals['_TRUST']._serialized_end=1452
-  _globals['_MEMBERSHIP']._serialized_start=1455
-  _globals['_MEMBERSHIP']._serialized_end=1681
+  _globals['_MEMBER']._serialized_end=1294
+  _globals['_MEMBER_ADDRESSESENTRY']._serialized_start=1228
+  _globals['_MEMBER_ADDRESSESENTRY']._serialized_end=1276
+  _globals['_REVOKENODEREQUEST']._serialized_start=1296
+  _globals['_REVOKENODEREQUEST']._serialized_end=1375
+  _globals['_RESTORENODEREQUEST']._serialized_start=1377
+  _globals['_RESTORENODEREQUEST']._serialized_end=1425
+  _globals['_TRUST']._serialized_start=1428
+  _globals['_TRUST']._serialized_end=1578
+  _globals['_MEMBERSHIP']._serialized_start=1581
+  _globals['_MEMBERSHIP']._serialized_end=1807
 # @@protoc_insertion_point(module_scope)

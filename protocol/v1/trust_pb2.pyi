@@ -264,6 +264,26 @@ class Member(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class AddressesEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
@@ -275,6 +295,8 @@ class Member(message.Message):
     REVOKE_TIME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     CLOCK_SKEW_MS_FIELD_NUMBER: builtins.int
+    ADDRESSES_FIELD_NUMBER: builtins.int
+    CALL_ADDRESS_FIELD_NUMBER: builtins.int
     node: builtins.str
     role: builtins.str
     tenant: builtins.str
@@ -289,12 +311,18 @@ class Member(message.Message):
     """
     clock_skew_ms: builtins.int
     """its clock less the broker's, less the time of its call"""
+    call_address: builtins.str
+    """From which it last attested, as the broker saw it, without a port; empty: not known."""
     @builtins.property
     def attest_time(self) -> timestamp_pb2.Timestamp: ...
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp: ...
     @builtins.property
     def revoke_time(self) -> timestamp_pb2.Timestamp: ...
+    @builtins.property
+    def addresses(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """address:port of its listeners, by purpose"""
+
     def __init__(
         self,
         *,
@@ -309,10 +337,12 @@ class Member(message.Message):
         revoke_time: timestamp_pb2.Timestamp | None = ...,
         version: builtins.str = ...,
         clock_skew_ms: builtins.int | None = ...,
+        addresses: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        call_address: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "attest_time", b"attest_time", "clock_skew_ms", b"clock_skew_ms", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "attest_time", b"attest_time", "clock_skew_ms", b"clock_skew_ms", "expire_time", b"expire_time", "incarnation", b"incarnation", "node", b"node", "reason", b"reason", "revoke_time", b"revoke_time", "role", b"role", "state", b"state", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "addresses", b"addresses", "attest_time", b"attest_time", "call_address", b"call_address", "clock_skew_ms", b"clock_skew_ms", "expire_time", b"expire_time", "incarnation", b"incarnation", "node", b"node", "reason", b"reason", "revoke_time", b"revoke_time", "role", b"role", "state", b"state", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock_skew_ms: _TypeAlias = typing.Literal["clock_skew_ms"]  # noqa: Y015
     _WhichOneofArgType__clock_skew_ms: _TypeAlias = typing.Literal["_clock_skew_ms", b"_clock_skew_ms"]  # noqa: Y015

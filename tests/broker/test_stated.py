@@ -43,3 +43,21 @@ def test_a_time_is_one_of_the_calendar(seconds: int) -> None:
     with pytest.raises(UsageError) as caught:
         stated_in(made, now=NOW)
     assert caught.value.reason == "attestation.stated.malformed"
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        {f"n{number}": "a:1" for number in range(9)},
+        {"n" * 33: "a:1"},
+        {"n": "a" * 129},
+        {"n": "\x1b[2J"},
+        {"n\n": "a:1"},
+    ],
+)
+def test_addresses_are_few_short_and_printable(addresses: dict[str, str]) -> None:
+    most = {f"{number}".ljust(32, "n"): "a" * 128 for number in range(8)}
+    assert stated_in(AttestRequest(addresses=most), now=NOW).addresses == most
+    with pytest.raises(UsageError) as caught:
+        stated_in(AttestRequest(addresses=addresses), now=NOW)
+    assert caught.value.reason == "attestation.stated.malformed"

@@ -35,12 +35,12 @@ def answering(path: Path, answer: bytes) -> Iterator[None]:
 
 
 async def test_a_client_that_is_refused_says_why(tmp_path: Path) -> None:
-    error = VerificationError("session.user.refused", "neither user 7 nor a group")
+    error = VerificationError("door.user.refused", "neither user 7 nor a group")
     with answering(tmp_path / "s", refusal(error)), pytest.raises(Error) as refused:
         async with connect(tmp_path / "s"):
             pass
     assert (type(refused.value), *refused.value.args) == (VerificationError, *error.args)
-    assert refused.value.reason == "session.user.refused"
+    assert refused.value.reason == "door.user.refused"
 
 
 @pytest.mark.parametrize("answer", [b"", b"\0\0\x18\4", REFUSED, REFUSED + b"Not A Reason x\n"])
@@ -58,11 +58,11 @@ async def test_a_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_one_line_of_limited_length() -> None:
-    line = refusal(VerificationError("session.user.refused", "long " * 1000))
+    line = refusal(VerificationError("door.user.refused", "long " * 1000))
     assert (len(line), line[-1:]) == (512, b"\n")
     found = refusal_of(line)
     assert found is not None
-    assert found.reason == "session.user.refused"
+    assert found.reason == "door.user.refused"
 
 
 def test_the_daemons_socket_comes_first_where_it_may_be_opened(

@@ -26,7 +26,42 @@ FABRIC = NODE + ENROLMENT + "[fabric]\nrate_max_bits_per_second = 1000000\n"
 MISTAKES = {
     "jobs of nobody": (
         FABRIC + "jobs = {}\n",
-        ("fabric.jobs: found {}; allowed: at least one number in uids or groups [config.value]"),
+        (
+            "fabric.jobs: names nobody; allowed: at least one number in uids or groups, or an "
+            "entry in access.jobs [config.value]"
+        ),
+    ),
+    "nobody has access": (
+        NODE + BROKER + "[access]\n",
+        (
+            "access: found {}; allowed: at least one entry in operators, jobs or readers "
+            "[config.value]"
+        ),
+    ),
+    "access of an unheard group": (
+        NODE + BROKER + '[access]\nreaders = ["group:no-such-group"]\n',
+        (
+            'access.readers.0: found "group:no-such-group"; allowed: "user:" or "group:" and a '
+            "name or number that this machine has [config.value]"
+        ),
+    ),
+    "access of a user without a word for it": (
+        NODE + BROKER + '[access]\njobs = ["1000"]\n',
+        (
+            'access.jobs.0: found "1000"; allowed: "user:" or "group:" and a name or number that '
+            "this machine has [config.value]"
+        ),
+    ),
+    "access of everybody unmapped": (
+        NODE + BROKER + '[access]\noperators = ["user:65534"]\n',
+        (
+            'access.operators.0: found "user:65534"; allowed: other numbers than 65534, which '
+            "stands for every user or group that isn't mapped here [config.value]"
+        ),
+    ),
+    "two directories of shared sockets": (
+        FABRIC + 'jobs = { uids = [1], run_dir = "/r" }\n[access]\nreaders = ["user:2"]\n',
+        ("fabric.jobs.run_dir: with a section [access] its run_dir is used instead [config.value]"),
     ),
     "user twice": (
         FABRIC + "jobs.uids = [1, 1]\n",
@@ -68,8 +103,8 @@ MISTAKES = {
     "unknown section": (
         NODE + BROKER + "[gatway]\n",
         (
-            "gatway: unknown key; did you mean 'gateway'? allowed: broker, enrolment, fabric, "
-            "gateway, metrics, node, target, tpm, traces [config.key.unknown]"
+            "gatway: unknown key; did you mean 'gateway'? allowed: access, broker, enrolment, "
+            "fabric, gateway, metrics, node, target, tpm, traces [config.key.unknown]"
         ),
     ),
     "unknown key without likeness": (

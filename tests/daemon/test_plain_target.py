@@ -84,7 +84,7 @@ async def test_plain_subsystems_follow_the_configuration(site: Site) -> None:
             unknown = await asyncio.to_thread(
                 sealanectl, "--socket", target.socket, "subsystem", "get", HOST
             )
-            assert "subsystem.not_found" in unknown.stderr
+            assert "name.not_found" in unknown.stderr
             async with host(target, DISCOVERY_NQN, at="discovery") as asking:
                 log = await asking.log_page(0x70, 3072)
                 port = target.addresses["target"].rpartition(":")[2]

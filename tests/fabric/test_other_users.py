@@ -219,6 +219,10 @@ async with connect(arguments[0]) as client:
 
 def test_jobs_make_no_call_of_an_operator(shared: Site) -> None:
     answers, addresses, roles = answer_of(ALICE, OPERATORS, jobs_socket(shared.near))
+    unserved = {answers.pop(name) for name in ("volumes", "delete")}
+    assert unserved == {"peer.unimplemented"}
+    readers = {name: answers.pop(name) for name in ("reflection", "health")}
+    assert set(readers.values()) == {"call.party.refused"}, readers
     assert set(answers.values()) == {"call.operator.refused"}, answers
     assert (addresses, roles) == (["fabric_control"], ["fabric"])
     drained = sealanectl("--socket", shared.near.socket, "--output", "json", "session", "limits")
@@ -293,17 +297,17 @@ with contextlib.closing(socket.socket(socket.AF_UNIX)) as caller:
         (MALLORY, GROUP, [], "served"),
         (MALLORY, MALLORY, [GROUP], "served"),
         (MALLORY, MALLORY, [*many, GROUP], "served"),
-        (MALLORY, MALLORY, many, "session.user.refused"),
-        (MALLORY, ALICE, [ALICE, BOB], "session.user.refused"),
-        (0, 0, [], "session.user.refused"),
-        (65_534, GROUP, [GROUP], "session.user.unmapped"),
+        (MALLORY, MALLORY, many, "door.user.refused"),
+        (MALLORY, ALICE, [ALICE, BOB], "door.user.refused"),
+        (0, 0, [], "door.user.refused"),
+        (65_534, GROUP, [GROUP], "door.user.unmapped"),
     ):
         assert answer_of(uid, CONNECT, path, gid=gid, groups=groups) == [expected], uid
-    assert answer_of(MALLORY, refused_by_ring) == "session.user.refused"
+    assert answer_of(MALLORY, refused_by_ring) == "door.user.refused"
     lines = [each for each in shared.near.log_lines() if each["event"] == "job_caller_refused"]
     assert {each["uid"] for each in lines} == {MALLORY, 0, 65_534}
     metrics = urllib.request.urlopen(f"http://{shared.near.addresses['metrics']}/metrics").read()
-    assert b'sealane_job_callers_refused_total{reason="session.user.unmapped"} 1.0' in metrics
+    assert b'sealane_job_callers_refused_total{reason="door.user.unmapped"} 1.0' in metrics
 
 
 REACH = """
@@ -440,7 +444,7 @@ say(await refused(arguments[0]))
 
 def test_root_of_a_users_own_namespace_is_that_user(shared: Site) -> None:
     path = jobs_socket(shared.near)
-    for uid, expected in ((ALICE, "served"), (MALLORY, "session.user.refused")):
+    for uid, expected in ((ALICE, "served"), (MALLORY, "door.user.refused")):
         found = answer_of(uid, NAMESPACED, path)
         if found == "none":
             pytest.skip("a user can't make a namespace here")

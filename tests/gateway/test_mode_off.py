@@ -58,6 +58,9 @@ async def test_volume_of_mode_off_is_filled_before_it_can_be_attached(
     await _until(lambda: bool(world.gateway.fillings) and world.gateway.fillings[0].zeroed == 2048)
     shown = await _get(world, volume_id)
     assert (shown.state, shown.filled_bytes) == (volumes_pb2.Volume.FILLING, 8 << 20)
+    assert world.volumes.statistics() == {
+        (volume_id, "off"): {"state_filling": 1, "size_bytes": shown.size_bytes}
+    }
     with pytest.raises(UsageError) as caught:
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     assert caught.value.reason == "volume.filling.state"
@@ -71,7 +74,10 @@ async def test_volume_of_mode_off_is_filled_before_it_can_be_attached(
     assert "C5" in shown.claims
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     assert capsys.readouterr().out.count("volume_without_freshness") == 2
-    assert [*world.volumes.statistics()] == [(volume_id, "off", "s")]
+    (named,) = world.volumes.statistics().items()
+    assert (named[0], named[1]["state_attached"]) == ((volume_id, "off", "s"), 1)
+    assert named[1]["size_bytes"] == shown.size_bytes
+    assert "state_filling" not in named[1]
 
 
 async def test_filling_goes_on_after_a_failure_and_in_the_next_process(world: World) -> None:

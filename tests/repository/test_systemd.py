@@ -37,8 +37,11 @@ def test_the_daemon_has_a_user_of_its_own_and_lets_nobody_else_at_its_socket() -
     assert {"User=sealane", "Group=sealane", "UMask=0077", "RuntimeDirectoryMode=0700"} <= {*lines}
     assert "SupplementaryGroups" not in UNIT.read_text()
     sysusers = (UNIT.parent / "sealane.sysusers").read_text().splitlines()
-    (user,) = [line.split() for line in sysusers if not line.startswith("#")]
+    user, *groups = [line.split() for line in sysusers if not line.startswith("#")]
     assert (*user[:3], user[-1]) == ("u", "sealane", "-", "/usr/sbin/nologin")
+    assert groups == [
+        ["g", f"sealane-{name}", "-", "-"] for name in ("operators", "jobs", "readers")
+    ]
 
 
 def test_the_drop_in_for_jobs_tells_users_apart_and_opens_their_directory_only() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sealane.daemon.runtime.directories import JobsDirectory
+from sealane.daemon.runtime.directories import SharedDirectory
 from sealane.errors import UsageError
 
 
 def refused(path: Path) -> str:
     with pytest.raises(UsageError) as error:
-        JobsDirectory(path).prepare()
+        SharedDirectory(path, key="access.run_dir").prepare()
     return str(error.value.reason)
 
 
@@ -28,13 +28,13 @@ def above(tmp_path: Path) -> Path:
 def test_it_is_made_for_entering_only(above: Path) -> None:
     before = os.umask(0o077)
     try:
-        JobsDirectory(above / "jobs").prepare()
+        SharedDirectory(above / "jobs", key="access.run_dir").prepare()
     finally:
         os.umask(before)
     assert stat.S_IMODE((above / "jobs").stat().st_mode) == 0o711
     for mode in (0o755, 0o750, 0o711, 0o710):
         (above / "jobs").chmod(mode)
-        JobsDirectory(above / "jobs").prepare()
+        SharedDirectory(above / "jobs", key="access.run_dir").prepare()
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o744, 0o775, 0o757, 0o1777])
@@ -54,7 +54,7 @@ def test_one_below_a_directory_that_others_write_in_is_refused(above: Path) -> N
         if reason:
             assert refused(jobs) == reason
         else:
-            JobsDirectory(jobs).prepare()
+            SharedDirectory(jobs, key="access.run_dir").prepare()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")

@@ -12,7 +12,7 @@ from patience import PATIENCE_SECONDS
 from sealane._native import latency_bounds
 from sealane.daemon.runtime import metrics
 from sealane.daemon.runtime.metrics import Metrics, MetricsServer
-from sealane.daemon.runtime.statistics import CATALOGUE, LATENCIES
+from sealane.daemon.runtime.statistics import CATALOGUE, LATENCIES, GatewayVolumeState, only_in
 from sealane.errors import UnavailableError
 
 IDLE_SERIES_MAX = 10
@@ -93,7 +93,16 @@ def test_what_adds_up_is_one_metric() -> None:
 def test_an_idle_volume_has_few_series(prefix: str) -> None:
     figures = dict.fromkeys(CATALOGUE[prefix], 1)
     assert exported(figures, prefix=prefix).count("{") == len(figures)
+    # It is in one state at a time.
+    for state in [*GatewayVolumeState][1:]:
+        figures.pop(state.figure, None)
     assert exported(figures | {"queues_running": 0}, prefix=prefix).count("{") <= IDLE_SERIES_MAX
+
+
+def test_a_volume_has_one_series_for_its_state() -> None:
+    text = exported({**only_in(GatewayVolumeState.REATTACHING)}, prefix="gateway_volume")
+    assert 'sealane_gateway_volume_state{state="reattaching",volume="v"} 1.0' in text
+    assert text.count("{") == 1
 
 
 def test_a_histogram_is_cumulative_and_in_seconds() -> None:

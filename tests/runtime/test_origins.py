@@ -30,13 +30,13 @@ class Answers(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
         self.peers.append(context.peer())
-        self.users.append(self._origins.user_of(context))
+        self.users.append(self._origins.of(context).user)
         return health_pb2.HealthCheckResponse()
 
 
 def is_known(origins: Origins, peer: str) -> bool:
     try:
-        origins.user_of(SimpleNamespace(peer=lambda: peer))
+        origins.of(SimpleNamespace(peer=lambda: peer))
     except VerificationError:
         return False
     return True
@@ -93,7 +93,7 @@ async def test_a_name_that_anybody_may_take_leads_to_nobody(tmp_path: Path) -> N
             await asyncio.sleep(0.01)
     for peer in (used, "unix:", "", "ipv4:127.0.0.1:1"):
         with pytest.raises(VerificationError) as unknown:
-            origins.user_of(SimpleNamespace(peer=lambda peer=peer: peer))
+            origins.of(SimpleNamespace(peer=lambda peer=peer: peer))
         assert unknown.value.reason == "call.origin.unknown"
 
 

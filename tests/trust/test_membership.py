@@ -104,7 +104,8 @@ class World:
             leaf,
             policy_version=self.policy_version,
             hardware_sha256=HARDWARE,
-            stated=Stated(version="1.2.3", clock_skew_ms=-4),
+            stated=Stated(version="1.2.3", clock_skew_ms=-4, addresses={"x": "192.0.2.1:1"}),
+            call_address="192.0.2.7",
         )
         return leaf
 
@@ -350,6 +351,22 @@ async def test_list_has_every_node_with_its_state(world: World) -> None:
     # A node that was revoked before it attested has stated nothing.
     stated = {m.state: (m.stated.version, m.stated.clock_skew_ms) for m in [*members, *more]}
     assert stated == {"active": ("1.2.3", -4), "revoked": ("", None)}
+
+
+async def test_where_a_node_is_is_not_what_an_earlier_process_said(world: World) -> None:
+    await world.attest(GATEWAY)
+    (member,), _ = await world.membership().members(page_size=2, page_token="")
+    assert (member.call_address, member.stated.addresses) == ("192.0.2.7", {"x": "192.0.2.1:1"})
+    # A broker of an earlier version records the next process, and not where it is.
+    registry, name = world.registry, "gateway/g"
+    stored = await registry.nodes.get(name)
+    assert stored is not None
+    later = stored.record.model_copy(update={"incarnation": b"L" * 16})
+    await registry.commit(
+        [registry.nodes.unchanged(name, stored)], registry.nodes.sealed(name, later)
+    )
+    (member,), _ = await world.membership().members(page_size=2, page_token="")
+    assert (member.call_address, member.stated.addresses) == ("", {})
 
 
 def test_brokers_of_earlier_versions_read_the_record_of_a_node() -> None:

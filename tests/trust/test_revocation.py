@@ -160,6 +160,7 @@ async def test_revoked_gateway_is_cut_off_within_the_bound(cluster: Cluster) -> 
     assert rows["s"]["state"] == "active"
     assert rows["s"]["version"] == __version__
     assert abs(rows["s"]["clock_skew_seconds"]) < 60
+    assert rows["s"]["called_from"] == "127.0.0.1"
     text = await asyncio.to_thread(cluster.metrics, cluster.target)
     assert 'sealane_authorizations_lost_total{reason="node.revoked",role="target"} 1.0' in text
     log = (cluster.site.root / "broker" / "audit.jsonl").read_text()
