@@ -263,7 +263,7 @@ def _rates(status: NodeStatus, samples: Samples) -> Iterator[str]:
 def plots(samples: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """Return the plots of consecutive records of `top`."""
     return [
-        Plot("Commands and sends", "per second", _lines(samples, "operations", "per_second")),
+        Plot("Operations", "per second", _lines(samples, "operations", "per_second")),
         Plot("p99 latency", "ms", _lines(samples, "operations", "p99_seconds", 1e3)),
         Plot("Read", "MB/s", _lines(samples, "volumes", "read_bytes_per_second", 1e-6)),
         Plot("Written", "MB/s", _lines(samples, "volumes", "written_bytes_per_second", 1e-6)),

@@ -21,6 +21,7 @@ HISTOGRAMS: Final = {
     "gateway": "sealane_gateway_io_seconds",
     "target": "sealane_target_io_seconds",
     "fabric": "sealane_fabric_message_seconds",
+    "accelerator": "sealane_accelerator_job_seconds",
 }
 VOLUME_FIGURES: Final = {
     "gateway": ("reads", "writes", "read", "write", "sectors_opened", "sectors_sealed"),
@@ -127,7 +128,7 @@ def health(interval: Interval, now: float) -> Iterator[dict[str, str]]:
 
 
 def operations(interval: Interval) -> Iterator[dict[str, Any]]:
-    """Yield rate and latencies of each role's operations."""
+    """Yield rate and latencies of the operations of each role, and of a gateway's card."""
     for role, name in HISTOGRAMS.items():
         for labels, _ in interval.after.each(f"{name}_count"):
             operation = labels["operation"]
