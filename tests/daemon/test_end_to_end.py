@@ -387,7 +387,11 @@ async def test_top_shows_what_a_volume_does_at_both_ends(cluster: Cluster) -> No
         (row,) = (row for row in record["volumes"] if row["volume"] == volume_id)
         assert row["role"] == role
         assert row["writes_per_second"] > 0
-        assert row["written_bytes_per_second"] == pytest.approx(4096 * row["writes_per_second"])
+        # A write is counted when it comes and its sectors when they are sealed or stored, so the
+        # figures of a running volume may differ by some writes at either end of the interval.
+        assert row["written_bytes_per_second"] == pytest.approx(
+            4096 * row["writes_per_second"], rel=0.2, abs=4 * 4096 / record["seconds"]
+        )
         (write,) = (each for each in record["operations"] if each["operation"] == "write")
         assert 0 < write["p50_seconds"] <= write["p99_seconds"]
         assert 0 < row["write_seconds"] < 1
@@ -426,7 +430,7 @@ async def test_a_report_has_configuration_volumes_events_and_plots(
     assert "&lt;b&gt;bold&lt;/b&gt;" in text
     assert "<b>bold" not in text
     assert "Nothing wrong seen." in text
-    for plot in ("Commands and sends", "p99 latency", "Written", "Processor", "Memory"):
+    for plot in ("Operations", "p99 latency", "Written", "Processor", "Memory"):
         assert f"<figcaption>{plot}, " in text
     again = sealanectl("--socket", cluster.gateway.socket, "report", file)
     assert again.returncode == 2
