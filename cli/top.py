@@ -63,7 +63,7 @@ _HELD_BACK: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `top`."""
-    parser.set_defaults(run=top)
+    parser.set_defaults(run=top, is_endless=True)
     parser.add_argument(
         "--interval",
         type=pause,
@@ -72,7 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time between two looks (default: {WATCH_SECONDS:g})",
     )
     parser.add_argument(
-        "--once", action="store_true", help="show one interval, then end: for scripts"
+        "--once",
+        dest="is_endless",
+        action="store_false",
+        help="show one interval, then end: for scripts",
     )
 
 
@@ -84,11 +87,11 @@ async def top(client: Client, options: argparse.Namespace, output: Output) -> No
         await asyncio.sleep(options.interval)
         status = await client.status()
         interval = Interval(before, await scrape(client))
-        if not is_first or (output.file.isatty() and not options.once):
+        if not is_first or (output.file.isatty() and options.is_endless):
             output.begin_again()
         show(record(status, interval, time.time()), output)
         output.file.flush()
-        if options.once:
+        if not options.is_endless:
             return
         before, is_first = interval.after, False
 

@@ -362,14 +362,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         correlation = metadata.get(CORRELATION_KEY)
         if not isinstance(correlation, str) or not _is_correlation_id(correlation):
             correlation = secrets.token_hex(8)
+        traceparent = metadata.get(TRACEPARENT_KEY)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._stream(method, correlation, handler.unary_stream),
+                self._stream(method, correlation, traceparent, handler.unary_stream),
                 request_deserializer=_receiving(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, correlation, metadata.get(TRACEPARENT_KEY), handler.unary_unary),
+            self._unary(method, correlation, traceparent, handler.unary_unary),
             request_deserializer=_receiving(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -417,9 +418,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         Strangers' calls and health checks belong to none.
         """
-        if isinstance(self._authorizer, TlsOnly) or method.startswith("/grpc.health."):
+        if self._is_untraced(method):
             return contextlib.nullcontext()
         return self._traces.serve(method, caller)
+
+    def _is_untraced(self, method: str) -> bool:
+        return isinstance(self._authorizer, TlsOnly) or method.startswith("/grpc.health.")
 
     def _caller(self, context: Context) -> str:
         """Return who calls; "" on the Unix socket."""
@@ -431,11 +435,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self,
         method: str,
         correlation: str,
+        caller: str | bytes | None,
         behavior: Callable[[Any, Context], AsyncIterator[Any] | Awaitable[None]],
     ) -> Callable[[_Received, Context], AsyncIterator[Any]]:
         async def answer(received: _Received, context: Context) -> AsyncIterator[Any]:
             log = get_logger().bind(correlation_id=correlation, method=method)
             responses = behavior(received.message, context)
+            if isinstance(responses, AsyncIterator) and not self._is_untraced(method):
+                responses = self._opened(method, correlation, caller, responses)
             try:
                 async for response in self._checked(method, context, received.digest, responses):
                     yield response
@@ -451,6 +458,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._count(method, "OK")
 
         return answer
+
+    async def _opened(
+        self,
+        method: str,
+        correlation: str,
+        caller: str | bytes | None,
+        responses: AsyncIterator[Any],
+    ) -> AsyncIterator[Any]:
+        """Yield `responses`; the time to the first one is part of the caller's trace.
+
+        Begins with the first message that is asked for, so after the caller was authorized.
+        """
+        with structlog.contextvars.bound_contextvars(correlation_id=correlation):
+            opening = self._traces.open(method, caller)
+        try:
+            with opening:
+                async for response in responses:
+                    opening.end()
+                    yield response
+        finally:
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
 
     async def _checked(
         self,
