@@ -396,6 +396,13 @@ async def test_top_shows_what_a_volume_does_at_both_ends(cluster: Cluster) -> No
         assert 0 < write["p50_seconds"] <= write["p99_seconds"]
         assert 0 < row["write_seconds"] < 1
         assert record["health"] == []
+    both = ("--also", cluster.target.socket, "--once", "--interval", "0.1")
+    shown = sealanectl("--socket", cluster.gateway.socket, "top", *both, "-o", "json")
+    names = [record["node"] for record in json.loads(shown.stdout)]
+    assert names == [gateway["node"], target["node"]]
+    text = sealanectl("--socket", cluster.gateway.socket, "top", *both)
+    for name in names:
+        assert f"\n{name}" in text.stdout
     text = sealanectl("--socket", cluster.gateway.socket, "top", "--once", "--interval", "0.1")
     assert "nothing wrong seen" in text.stdout
     assert "\x1b" not in text.stdout
@@ -414,6 +421,7 @@ async def test_a_report_has_configuration_volumes_events_and_plots(
             queue = await host.open_queue(1)
             config = cluster.site.root / "g.toml"
             arguments = ("report", file, "--config", config, "--seconds", "2", "--interval", "0.5")
+            arguments += ("--also", cluster.target.socket)
             made = asyncio.gather(
                 asyncio.to_thread(sealanectl, "--socket", cluster.gateway.socket, *arguments)
             )
@@ -427,6 +435,9 @@ async def test_a_report_has_configuration_volumes_events_and_plots(
     text = file.read_text()
     assert volume.attachment.dhchap_secret not in text
     assert "target_address" in text
+    for running in (cluster.gateway, cluster.target):
+        status = sealanectl("--socket", running.socket, "status", "-o", "json")
+        assert f"<h2>Daemon {json.loads(status.stdout)['node']}</h2>" in text
     assert "&lt;b&gt;bold&lt;/b&gt;" in text
     assert "<b>bold" not in text
     assert "Nothing wrong seen." in text
