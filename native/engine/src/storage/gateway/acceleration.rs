@@ -117,7 +117,8 @@ pub(super) struct Acceleration {
     writes: BTreeMap<u64, Write>,
     /// Bytes of these writes.
     waiting_bytes: usize,
-    latencies: Latencies<1>,
+    /// Of the jobs that have ended.
+    pub(super) latencies: Latencies<1>,
     random: ChaCha8Rng,
 }
 
@@ -153,12 +154,6 @@ impl Acceleration {
     /// Bytes of the parts that wait.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
-    }
-
-    /// Number and time of the jobs that have ended.
-    #[cfg(test)]
-    pub(super) fn ended_jobs(&self) -> (u64, Nanos) {
-        self.latencies.recorded()
     }
 
     pub(super) fn hear(&self) {
