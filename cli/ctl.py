@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sealane import __version__
 from sealane.cli.output import FORMS, Command, Output, size_text, text_of
+from sealane.cli.traced import traced
 from sealane.cli.verbs import sentence, watched
 from sealane.client import (
     Client,
@@ -24,7 +25,6 @@ from sealane.client import (
     connect,
 )
 from sealane.client.connection import DEFAULT_SOCKET, JOBS_SOCKET, SOCKET_VARIABLE
-from sealane.client.trace_context import told_traceparent
 from sealane.daemon.runtime.arguments import OneLineParser, system_refused
 from sealane.errors import Error, UnavailableError
 
@@ -106,7 +106,10 @@ def exit_code_of(error: Error) -> int:
 
 
 async def _call(options: argparse.Namespace, output: "Output") -> None:
-    async with connect(options.socket, traceparent=told_traceparent()) as client:
+    async with (
+        traced(options) as traceparent,
+        connect(options.socket, traceparent=traceparent) as client,
+    ):
         run: Command = options.run
         if options.finds is not None:
             argument, find = options.finds
@@ -187,7 +190,7 @@ def command_line() -> OneLineParser:
     parser = OneLineParser(
         prog="sealanectl", description="Command-line client of the sealaned on this machine."
     )
-    parser.set_defaults(is_offline=False, every=None, finds=None)
+    parser.set_defaults(is_offline=False, is_endless=False, every=None, finds=None)
     _add_shared(parser, socket=None, output="table")
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")

@@ -30,7 +30,7 @@ from sealane.cli.report_page import (
     text_block,
 )
 from sealane.cli.session_stat import table as session_rows
-from sealane.cli.top import operation_row, record, session_row, volume_row
+from sealane.cli.top import add_also, daemons, operation_row, record, session_row, volume_row
 from sealane.cli.verbs import pause
 from sealane.cli.volumes import wide_row
 from sealane.client import Client, NodeStatus, Volume
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=CONFIG,
         metavar="FILE",
-        help=f"the daemon's configuration (default: {CONFIG})",
+        help=f"configuration of the daemon at --socket (default: {CONFIG})",
     )
     parser.add_argument(
         "--seconds",
@@ -86,26 +86,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"time between two samples (default: {INTERVAL_SECONDS:g})",
     )
+    add_also(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 async def report(client: Client, options: argparse.Namespace, output: Output) -> None:
-    """Sample the daemon for a while, and write the report."""
+    """Sample the daemon, and those of `--also`, for a while, and write the report."""
     path: Path = options.file
     check(options)
+    async with daemons(client, options.also) as clients:
+        of_each = await asyncio.gather(
+            *(_daemon_report(each, options, is_first=each is client) for each in clients)
+        )
+    nodes = ", ".join(status.node for status, _, _ in of_each)
+    title = f"Sealane report: {nodes}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
+    parts = [part for _, _, parts in of_each for part in parts]
+    write(path, page(title, parts), is_overwriting=options.overwrite)
+    output.show_one({"file": str(path), "samples": of_each[0][1]})
+
+
+async def _daemon_report(
+    client: Client, options: argparse.Namespace, *, is_first: bool
+) -> tuple[NodeStatus, int, list[str]]:
+    """Return a daemon's status, the number of its samples and its part of the page."""
     status = await client.status()
     volumes, problem = await _volumes(client, status)
     async with _events(client, volumes) as events:
-        samples = await sample(client, status, options)
+        samples = await sample(client, status, options, is_shown=is_first)
     parts = [
-        *daemon_parts(status, options.config),
+        *daemon_parts(status, options.config if is_first else None),
         *_rates(status, samples),
         *_volume_parts(volumes, problem, events),
         *await _session_parts(client, status),
     ]
-    title = f"Sealane report: {status.node}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
-    write(path, page(title, parts), is_overwriting=options.overwrite)
-    output.show_one({"file": str(path), "samples": len(samples.records)})
+    return status, len(samples.records), parts
 
 
 def check(options: argparse.Namespace) -> None:
@@ -134,13 +148,18 @@ def write(path: Path, text: str, *, is_overwriting: bool) -> None:
         raise UsageError("report.unwritable", f"the report can't be written: {error}") from error
 
 
-async def sample(client: Client, status: NodeStatus, options: argparse.Namespace) -> Samples:
-    """Read the metrics for as long and as often as told; raises as `scrape` does."""
+async def sample(
+    client: Client, status: NodeStatus, options: argparse.Namespace, *, is_shown: bool = True
+) -> Samples:
+    """Read the metrics for as long and as often as told; raises as `scrape` does.
+
+    The progress is shown on a terminal if it `is_shown`.
+    """
     first = last = await scrape(client)
     end = first.seconds + options.seconds
     records: list[Mapping[str, Any]] = []
     times: list[float] = []
-    with _progress(options.seconds) as show:
+    with _progress(options.seconds, is_shown=is_shown) as show:
         while last.seconds < end:
             next_at = first.seconds + (len(records) + 1) * options.interval
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
@@ -153,9 +172,9 @@ async def sample(client: Client, status: NodeStatus, options: argparse.Namespace
 
 
 @contextlib.contextmanager
-def _progress(seconds: float) -> Iterator[Callable[[float], None]]:
+def _progress(seconds: float, *, is_shown: bool) -> Iterator[Callable[[float], None]]:
     """Show a progress bar, if standard error is a terminal."""
-    if not sys.stderr.isatty():
+    if not is_shown or not sys.stderr.isatty():
         yield lambda _: None
         return
     # Imported only here: without a terminal it isn't needed.
@@ -203,9 +222,9 @@ async def _events(
                 task.cancel()
 
 
-def daemon_parts(status: NodeStatus, config: Path) -> Iterator[str]:
-    """Yield versions and configuration."""
-    yield heading("Daemon")
+def daemon_parts(status: NodeStatus, config: Path | None) -> Iterator[str]:
+    """Yield versions, and the configuration at `config` if there is one."""
+    yield heading(f"Daemon {status.node}")
     yield fields(
         {
             **{name: value for name, value in asdict(status).items() if value is not None},
@@ -214,6 +233,8 @@ def daemon_parts(status: NodeStatus, config: Path) -> Iterator[str]:
             **{name: version(name) for name in LIBRARIES},
         }
     )
+    if config is None:
+        return
     yield heading("Configuration")
     try:
         loaded = load_config(config).model_dump(mode="json", exclude_none=True)
@@ -263,7 +284,7 @@ def _rates(status: NodeStatus, samples: Samples) -> Iterator[str]:
 def plots(samples: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """Return the plots of consecutive records of `top`."""
     return [
-        Plot("Commands and sends", "per second", _lines(samples, "operations", "per_second")),
+        Plot("Operations", "per second", _lines(samples, "operations", "per_second")),
         Plot("p99 latency", "ms", _lines(samples, "operations", "p99_seconds", 1e3)),
         Plot("Read", "MB/s", _lines(samples, "volumes", "read_bytes_per_second", 1e-6)),
         Plot("Written", "MB/s", _lines(samples, "volumes", "written_bytes_per_second", 1e-6)),

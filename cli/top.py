@@ -2,16 +2,17 @@
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sealane.cli.figures import Interval, scrape
 from sealane.cli.output import Output, size_text
 from sealane.cli.session_stat import LIMITS
 from sealane.cli.verbs import WATCH_SECONDS, pause
-from sealane.client import Client, NodeStatus
+from sealane.client import Client, NodeStatus, connect
 from sealane.protocol.sector import SECTOR_BYTES
 
 CERTIFICATE_SECONDS_MIN: Final = 120
@@ -21,6 +22,7 @@ HISTOGRAMS: Final = {
     "gateway": "sealane_gateway_io_seconds",
     "target": "sealane_target_io_seconds",
     "fabric": "sealane_fabric_message_seconds",
+    "accelerator": "sealane_accelerator_job_seconds",
 }
 VOLUME_FIGURES: Final = {
     "gateway": ("reads", "writes", "read", "write", "sectors_opened", "sectors_sealed"),
@@ -64,7 +66,7 @@ _HELD_BACK: Final = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `top`."""
-    parser.set_defaults(run=top)
+    parser.set_defaults(run=top, is_endless=True)
     parser.add_argument(
         "--interval",
         type=pause,
@@ -73,25 +75,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time between two looks (default: {WATCH_SECONDS:g})",
     )
     parser.add_argument(
-        "--once", action="store_true", help="show one interval, then end: for scripts"
+        "--once",
+        dest="is_endless",
+        action="store_false",
+        help="show one interval, then end: for scripts",
     )
+    add_also(parser)
+
+
+def add_also(parser: argparse.ArgumentParser) -> None:
+    """Add the option for more daemons than one."""
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="socket of another daemon on this machine to show with it; may be repeated",
+    )
+
+
+@contextlib.asynccontextmanager
+async def daemons(client: Client, also: Sequence[str]) -> AsyncIterator[list[Client]]:
+    """Connect to the daemons at the sockets `also`, too; raises what `connect` does."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [client, *[await stack.enter_async_context(connect(path)) for path in also]]
 
 
 async def top(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Show each interval's figures; until interrupted, unless `--once`."""
-    before = await scrape(client)
-    is_first = True
-    while True:
-        await asyncio.sleep(options.interval)
-        status = await client.status()
-        interval = Interval(before, await scrape(client))
-        if not is_first or (output.file.isatty() and not options.once):
-            output.begin_again()
-        show(record(status, interval, time.time()), output)
-        output.file.flush()
-        if options.once:
-            return
-        before, is_first = interval.after, False
+    async with daemons(client, options.also) as clients:
+        before = await asyncio.gather(*map(scrape, clients))
+        is_first = True
+        while True:
+            await asyncio.sleep(options.interval)
+            statuses = await asyncio.gather(*(each.status() for each in clients))
+            after = await asyncio.gather(*map(scrape, clients))
+            if not is_first or (output.file.isatty() and options.is_endless):
+                output.begin_again()
+            intervals = map(Interval, before, after)
+            show_all(
+                [
+                    record(status, interval, time.time())
+                    for status, interval in zip(statuses, intervals, strict=True)
+                ],
+                output,
+            )
+            output.file.flush()
+            if not options.is_endless:
+                return
+            before, is_first = after, False
 
 
 def record(status: NodeStatus, interval: Interval, now: float) -> dict[str, Any]:
@@ -129,7 +161,7 @@ def health(interval: Interval, now: float) -> Iterator[dict[str, str]]:
 
 
 def operations(interval: Interval) -> Iterator[dict[str, Any]]:
-    """Yield rate and latencies of each role's operations."""
+    """Yield rate and latencies of the operations of each role, and of a gateway's card."""
     for role, name in HISTOGRAMS.items():
         for labels, _ in interval.after.each(f"{name}_count"):
             operation = labels["operation"]
@@ -202,17 +234,43 @@ def sessions(interval: Interval) -> Iterator[dict[str, Any]]:
         }
 
 
+def show_all(records: Sequence[Mapping[str, Any]], output: Output) -> None:
+    """Print the records of some daemons over an interval: as `show`, with a column for the node.
+
+    As data, those of several daemons are a list.
+    """
+    if len(records) == 1:
+        show(records[0], output)
+    elif output.is_data:
+        output.show(records)
+    else:
+        output.show([_summary(each) for each in records])
+        figures = {
+            name: [{"node": each["node"], **row} for each in records for row in each[name]]
+            for name in ("operations", "volumes", "sessions")
+        }
+        figures["volumes"] = _busiest_first(figures["volumes"])
+        figures["sessions"].sort(key=lambda row: -row["sent_bits_per_second"])
+        _show_tables(figures, output, fixed=len(records) + 1)
+
+
 def show(figures: Mapping[str, Any], output: Output) -> None:
     """Print an interval's record: as data, or as tables that fit a terminal."""
     if output.is_data:
         output.show_one(figures)
         return
-    output.show_one(_summary(figures))
-    room = _room(output, figures)
+    summary = _summary(figures)
+    output.show_one(summary)
+    _show_tables(figures, output, fixed=len(summary))
+
+
+def _show_tables(figures: Mapping[str, Any], output: Output, *, fixed: int) -> None:
+    """Print the tables below `fixed` lines."""
+    room = _room(output, figures, fixed)
     tables = (
-        [operation_row(row) for row in figures["operations"]],
-        [volume_row(row) for row in figures["volumes"][:room]],
-        [session_row(row) for row in figures["sessions"][:room]],
+        [_of_node(row, operation_row) for row in figures["operations"]],
+        [_of_node(row, volume_row) for row in figures["volumes"][:room]],
+        [_of_node(row, session_row) for row in figures["sessions"][:room]],
     )
     for rows, name in zip(tables, ("operations", "volumes", "sessions"), strict=True):
         if rows:
@@ -222,11 +280,18 @@ def show(figures: Mapping[str, Any], output: Output) -> None:
                 print(f"and {len(figures[name]) - len(rows)} more {name}", file=output.file)
 
 
-def _room(output: Output, figures: Mapping[str, Any]) -> int | None:
+def _of_node(
+    row: Mapping[str, Any], shown: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a row for people, with its node if it says so."""
+    return {**({"node": row["node"]} if "node" in row else {}), **shown(row)}
+
+
+def _room(output: Output, figures: Mapping[str, Any], fixed: int) -> int | None:
     """Return how many rows volumes and sessions may have each; None: all, if no terminal."""
     if not output.file.isatty():
         return None
-    fixed = len(_summary(figures)) + len(figures["operations"]) + 9
+    fixed += len(figures["operations"]) + 9
     shared = sum(bool(figures[name]) for name in ("volumes", "sessions")) or 1
     return max(3, (shutil.get_terminal_size().lines - fixed) // shared)
 

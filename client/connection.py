@@ -24,7 +24,7 @@ from sealane.client.facade import any_thread
 from sealane.client.grants import listen_session, listen_sessions, open_session
 from sealane.client.listener import Listener
 from sealane.client.session import Session
-from sealane.client.trace_context import TraceContext
+from sealane.client.trace_context import interceptors
 from sealane.client.volume import Volume, front_end_of, standby_ends
 from sealane.client.volumes import Volumes
 from sealane.errors import UnavailableError, VerificationError
@@ -316,7 +316,7 @@ async def connect(
     """Connect to the daemon at `socket`, by default at `default_socket()`.
 
     Calls belong to OpenTelemetry's current span, if there is one, else to the trace `traceparent`
-    (W3C Trace Context), if given.
+    (W3C Trace Context), if given. In a process that uses OpenTelemetry each call is a span, too.
 
     UnavailableError `daemon.unreachable` if there is none, VerificationError if it doesn't serve
     this process's user: `daemon.refused` or `door.user.…`.
@@ -325,7 +325,7 @@ async def connect(
     await _probe(path)
     options = [("grpc.enable_http_proxy", 0)]
     async with grpc.aio.insecure_channel(
-        f"unix:{path}", options=options, interceptors=[TraceContext(traceparent)]
+        f"unix:{path}", options=options, interceptors=interceptors(traceparent)
     ) as channel:
         yield Client(channel, directory=os.path.dirname(path))  # noqa: PTH120
 

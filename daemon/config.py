@@ -27,6 +27,7 @@ from sealane.daemon.runtime import third_party_evidence
 from sealane.daemon.runtime.access_config import ID_MAX, SHARED_RUN_DIR, AccessConfig, mapped
 from sealane.daemon.runtime.config_types import (
     AbsolutePath,
+    AuditCollectorAddress,
     BindAddress,
     IpAddresses,
     LoopbackAddress,
@@ -117,16 +118,28 @@ class EtcdConfig(Section):
 
 
 class AuditForwardConfig(Section):
-    """The syslog collector that a broker's audit log is forwarded to."""
+    """The collector that a broker's audit log is forwarded to."""
 
-    address: PeerAddress
+    address: AuditCollectorAddress
     ca_file: AbsolutePath | None = None
+
+    @property
+    def kind(self) -> Literal["otlp", "unix", "tcp"]:
+        """What the collector takes: OTLP over gRPC, or syslog at a Unix socket or over TCP."""
+        if self.address.startswith("/"):
+            return "unix"
+        return "otlp" if "://" in self.address else "tcp"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.ca_file is None and not is_loopback(self.address):
+        if self.ca_file is not None and (self.kind == "unix" or self.address.startswith("http://")):
+            raise ValueError("no ca_file, because the address is one without TLS")
+        if self.ca_file is None and not self._is_on_this_machine():
             raise ValueError("only a loopback address without ca_file (TLS)")
         return self
+
+    def _is_on_this_machine(self) -> bool:
+        return self.kind == "unix" or is_loopback(self.address.partition("://")[2] or self.address)
 
 
 # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 @dataclass(frozen=True)
 class Taken:
-    """A span, and the node that sent it."""
+    """A span, and the node that sent it, or `sealanectl`."""
 
     node: str
     span: Span
@@ -37,12 +37,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     def Export(self, request: Any, context: object) -> Any:  # noqa: ARG002, N802
         for sent in request.resource_spans:
             names = {pair.key: pair.value.string_value for pair in sent.resource.attributes}
-            assert names["service.name"] == "sealaned"
-            self.taken += [
-                Taken(names["service.instance.id"], span)
-                for scope in sent.scope_spans
-                for span in scope.spans
-            ]
+            service = names["service.name"]
+            assert service in {"sealaned", "sealanectl"}
+            node = names["service.instance.id"] if service == "sealaned" else service
+            self.taken += [Taken(node, span) for scope in sent.scope_spans for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 
 

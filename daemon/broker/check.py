@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sealane.daemon.broker.assembly import check_policy_file
-from sealane.daemon.broker.audit_forward import forward_tls
+from sealane.daemon.broker.audit_forward import collector_of
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.broker.kek import read_key
 from sealane.daemon.broker.opening import etcd_credentials
@@ -23,7 +23,7 @@ def check_broker(config: BrokerConfig) -> None:
     if config.etcd is not None:
         etcd_credentials(config.etcd)
     if config.audit_forward is not None:
-        forward_tls(config.audit_forward)
+        collector_of(config.audit_forward, node="")
     if config.collateral_dir is not None:
         read_items(Path(config.collateral_dir))
 

@@ -112,6 +112,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
             context.metrics.accelerator_state.labels(config.accelerator, state).set_function(
                 partial(_is_in, keeper, state)
             )
+        context.metrics.add_latencies("accelerator")
         context.spawn("gateway-accelerator", keeper.run())
     await context.stack.enter_async_context(service.running())
     context.drained.append(GatewayDrain(service, gateway))

@@ -13,6 +13,7 @@ from sealane.daemon.gateway.back_ends import Via
 from sealane.daemon.gateway.supply import is_read_only
 from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.runtime.calls import Context
+from sealane.daemon.runtime.traces import opened
 from sealane.daemon.volume.events import event_message
 from sealane.errors import UsageError
 from sealane.protocol.kinds import AnchorKind, Freshness, VolumeMode
@@ -185,6 +186,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         with self._service.events.subscribed(volume_id) as events:
             # The metadata signals that events from here on are not missed.
             await context.send_initial_metadata(())
+            opened()
             async for event in events:
                 yield event_message(event)
 

@@ -372,14 +372,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 request_deserializer=handler.request_deserializer,
                 response_serializer=handler.response_serializer,
             )
+        traceparent = metadata.get(TRACEPARENT_KEY)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._stream(method, correlation, handler.unary_stream),
+                self._stream(method, correlation, traceparent, handler.unary_stream),
                 request_deserializer=_receiving(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, correlation, metadata.get(TRACEPARENT_KEY), handler.unary_unary),
+            self._unary(method, correlation, traceparent, handler.unary_unary),
             request_deserializer=_receiving(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -427,9 +428,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         Strangers' calls and health checks belong to none.
         """
-        if isinstance(self._authorizer, TlsOnly) or method.startswith("/grpc.health."):
+        if self._is_untraced(method):
             return contextlib.nullcontext()
         return self._traces.serve(method, caller)
+
+    def _is_untraced(self, method: str) -> bool:
+        return isinstance(self._authorizer, TlsOnly) or method.startswith("/grpc.health.")
 
     def _caller(self, context: Context) -> str:
         """Return who calls; "" on the Unix socket."""
@@ -441,10 +445,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self,
         method: str,
         correlation: str,
+        caller: str | bytes | None,
         behavior: Callable[[Any, Context], AsyncIterator[Any] | Awaitable[None]],
     ) -> Callable[[_Received, Context], AsyncIterator[Any]]:
         async def answer(received: _Received, context: Context) -> AsyncIterator[Any]:
-            begin = partial(behavior, received.message, context)
+            def begin() -> AsyncIterator[Any] | Awaitable[None]:
+                responses = behavior(received.message, context)
+                if not isinstance(responses, AsyncIterator) or self._is_untraced(method):
+                    return responses
+                return self._opened(method, correlation, caller, responses)
+
             async for response in self._answered(
                 method, correlation, context, received.digest, begin
             ):
@@ -488,6 +498,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await self._fail(method, error, context)
         else:
             self._count(method, "OK")
+
+    async def _opened(
+        self,
+        method: str,
+        correlation: str,
+        caller: str | bytes | None,
+        responses: AsyncIterator[Any],
+    ) -> AsyncIterator[Any]:
+        """Yield `responses`; the time to the first one is part of the caller's trace.
+
+        Begins with the first message that is asked for, so after the caller was authorized.
+        """
+        with structlog.contextvars.bound_contextvars(correlation_id=correlation):
+            opening = self._traces.open(method, caller)
+        try:
+            with opening:
+                async for response in responses:
+                    opening.end()
+                    yield response
+        finally:
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
 
     async def _checked(
         self,

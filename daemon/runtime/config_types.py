@@ -67,9 +67,15 @@ def _collector_url(value: str) -> str:
     if not separator or scheme not in {"http", "https"}:
         raise ValueError("https://host:port, or http:// and a loopback address:port")
     if scheme == "http" and not is_loopback(peer_address(address)):
-        raise ValueError("a loopback address:port after http://, because spans are not encrypted")
+        raise ValueError("a loopback address:port after http://, because that is not encrypted")
     peer_address(address)
     return value
+
+
+def _audit_collector(value: str) -> str:
+    if value.startswith("/"):
+        return _path(value)
+    return _collector_url(value) if "://" in value else peer_address(value)
 
 
 def _ip_address(value: str) -> str:
@@ -116,6 +122,7 @@ def _run_dir(value: str) -> str:
 
 BindAddress = Annotated[str, AfterValidator(_bind_address)]
 PeerAddress = Annotated[str, AfterValidator(peer_address)]
+AuditCollectorAddress = Annotated[str, AfterValidator(_audit_collector)]
 CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 IpAddresses = Annotated[tuple[str, ...], BeforeValidator(_ip_addresses)]

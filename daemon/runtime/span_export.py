@@ -6,7 +6,7 @@ Imported only where spans are sent: OpenTelemetry's SDK takes 0.1 s to load.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,17 +16,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from prometheus_client import Counter
 
 from sealane import __version__
-from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.traces_config import TracesConfig
 
 EXPORT_SECONDS: Final = 2.0
 """Time limit for sending a batch."""
 QUEUE_MAX: Final = 2048
 """Spans that wait for the collector, or are being sent; further ones are lost."""
-SERVICE: Final = "sealaned"
 _OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
 """A proxy would be another machine."""
 
@@ -38,29 +35,36 @@ class SpanExport:
     lost.
     """
 
-    def __init__(self, config: TracesConfig, *, node: str, lost: Counter) -> None:
+    def __init__(
+        self,
+        config: TracesConfig,
+        names: Mapping[str, str],
+        *,
+        lost: Callable[[int], None],
+        changed: Callable[[bool], None],
+    ) -> None:
+        """Send spans of the service with these `names` (resource attributes).
+
+        `lost` is called with numbers of lost spans, `changed` with whether the collector takes
+        spans when that has changed; both from any thread.
+        """
         # The SDK's own lines are plain text, several for each batch.
         sdk = logging.getLogger("opentelemetry")
         sdk.addHandler(logging.NullHandler())
         sdk.propagate = False
-        names = {
-            "service.name": SERVICE,
-            "service.version": __version__,
-            "service.instance.id": node,
-        }
-        self._exporter = _Exporter(config, lost)
-        self._provider = TracerProvider(
+        self._exporter = _Exporter(config, lost, changed)
+        self.provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(config.sample_percent / 100)),
-            resource=Resource.create(names),
+            resource=Resource.create({**names, "service.version": __version__}),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(_Processor(self._exporter))
-        self.tracer = self._provider.get_tracer(SERVICE)
+        self.provider.add_span_processor(_Processor(self._exporter))
+        self.tracer = self.provider.get_tracer("sealane")
 
     def close(self) -> None:
         """Send what is left; blocks for twice EXPORT_SECONDS at the most."""
         self._exporter.last = time.monotonic() + EXPORT_SECONDS
-        self._provider.shutdown()
+        self.provider.shutdown()
 
 
 class _Processor(BatchSpanProcessor):
@@ -76,11 +80,12 @@ class _Processor(BatchSpanProcessor):
 
 
 class _Exporter(SpanExporter):
-    """OTLP over gRPC; counts what the collector didn't take, and logs when that begins and ends."""
+    """OTLP over gRPC; counts what the collector didn't take, and says when that begins and ends."""
 
-    def __init__(self, config: TracesConfig, lost: Counter) -> None:
+    def __init__(
+        self, config: TracesConfig, lost: Callable[[int], None], changed: Callable[[bool], None]
+    ) -> None:
         roots = None if config.ca_file is None else Path(config.ca_file).read_bytes()
-        self._endpoint = config.endpoint
         self._otlp = OTLPSpanExporter(
             endpoint=config.endpoint,
             insecure=not config.is_encrypted,
@@ -89,6 +94,7 @@ class _Exporter(SpanExporter):
             channel_options=_OPTIONS,  # type: ignore[arg-type]  # gRPC takes numbers as well
         )
         self._lost = lost
+        self._changed = changed
         self._lock = threading.Lock()
         self._waiting = 0
         self._is_taking = True
@@ -101,7 +107,7 @@ class _Exporter(SpanExporter):
             if self._waiting < QUEUE_MAX:
                 self._waiting += 1
                 return True
-        self._lost.inc()
+        self._lost(1)
         return False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -113,13 +119,10 @@ class _Exporter(SpanExporter):
             self._waiting -= len(spans)
         is_taking = result is SpanExportResult.SUCCESS
         if not is_taking:
-            self._lost.inc(len(spans))
+            self._lost(len(spans))
         if is_taking is not self._is_taking:
             self._is_taking = is_taking
-            if is_taking:
-                get_logger().info("spans_taken", endpoint=self._endpoint)
-            else:
-                get_logger().warning("spans_lost", endpoint=self._endpoint)
+            self._changed(is_taking)
         return result
 
     def shutdown(self) -> None:

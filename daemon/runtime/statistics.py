@@ -339,5 +339,9 @@ LATENCIES: Final[Mapping[str, tuple[str, str]]] = {
     "gateway": ("sealane_gateway_io_seconds", "Time from a host's command to its answer."),
     "target": ("sealane_target_io_seconds", "Time from a command's arrival to its answer."),
     "fabric": ("sealane_fabric_message_seconds", "Time from a job's send to its completion."),
+    "accelerator": (
+        "sealane_accelerator_job_seconds",
+        "Time from a job's submission to the gateway's card to its end.",
+    ),
 }
-"""Name and help of the histogram of each role; its label is `operation`."""
+"""Name and help of the histogram of each role and of a gateway's card, by label `operation`."""

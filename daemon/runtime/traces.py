@@ -1,19 +1,22 @@
 """Traces of calls: a caller's trace goes on to the next daemon, and to an OpenTelemetry collector.
 
-A unary call that is served passes its `traceparent` on with the calls made for it. With `[traces]`
-it is also a span, which has method, outcome, correlation id and this node's name, and nothing of
-request and response. Calls of strangers, without a certificate, belong to no trace.
+A call that is served passes its `traceparent` on with the calls made for it. With `[traces]` it is
+also a span, which has method, outcome, correlation id and this node's name, and nothing of request
+and response. Of a stream, this is its opening only. Calls of strangers, without a certificate,
+belong to no trace.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 import grpc
 import structlog
 
+from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error
 from sealane.protocol.trace_context import TRACEPARENT_KEY, format_traceparent, parse_traceparent
 
@@ -23,16 +26,48 @@ if TYPE_CHECKING:
 
     from sealane.daemon.runtime.traces_config import TracesConfig
 
+OPENING_SECONDS: Final = 10.0
+"""How long the opening of a stream belongs to a trace, at most."""
 
-class _Serving:
-    """A call being served."""
 
-    def __init__(self, traceparent: str) -> None:
+class Serving:
+    """A call being served, or a stream being opened; the end of the block ends it."""
+
+    def __init__(self, traceparent: str = "", span: "Span | None" = None) -> None:
         self.traceparent = traceparent
         self.has_ended = False
+        self.on_end: Callable[[], None] | None = None
+        self._span = span
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end("" if error is None else _reason_of(error))
+
+    def end(self, reason: str = "") -> None:
+        """End its part of the trace, with the reason id of a failure; only the first end counts."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        if self.on_end is not None:
+            self.on_end()
+        if self._span is None:
+            return
+        if reason:
+            from opentelemetry.trace import StatusCode  # noqa: PLC0415
+
+            self._span.set_attribute("sealane.reason", reason)
+            self._span.set_status(StatusCode.ERROR, reason)
+        self._span.end()
 
 
-_serving: Final[ContextVar[_Serving | None]] = ContextVar("serving", default=None)
+_serving: Final[ContextVar[Serving | None]] = ContextVar("serving", default=None)
 
 
 def passed_on() -> tuple[tuple[str, str], ...]:
@@ -46,15 +81,37 @@ def passed_on() -> tuple[tuple[str, str], ...]:
     return ((TRACEPARENT_KEY, serving.traceparent),)
 
 
+def opened() -> None:
+    """Say that the stream being served is open: its first message may take days."""
+    if (serving := _serving.get()) is not None:
+        serving.end()
+
+
 class Traces:
     """Passes the caller's trace on and sends no spans."""
 
     @contextlib.contextmanager
-    def serve(self, method: str, caller: object) -> Iterator[None]:  # noqa: ARG002
+    def serve(self, method: str, caller: object) -> Iterator[None]:
         """Serve a call; `caller` is its `traceparent`, and may be anything."""
+        serving = self._begin(method, caller)
+        token = _serving.set(serving)
+        try:
+            with serving:
+                yield
+        finally:
+            _serving.reset(token)
+
+    def open(self, method: str, caller: object) -> Serving:
+        """Open a stream in this task, which serves nothing else; it ends in OPENING_SECONDS."""
+        serving = self._begin(method, caller)
+        timer = asyncio.get_running_loop().call_later(OPENING_SECONDS, serving.end)
+        serving.on_end = timer.cancel
+        _serving.set(serving)
+        return serving
+
+    def _begin(self, method: str, caller: object) -> Serving:  # noqa: ARG002
         ids = parse_traceparent(caller)
-        with _pass_on("" if ids is None else format_traceparent(*ids)):
-            yield
+        return Serving("" if ids is None else format_traceparent(*ids))
 
     async def close(self) -> None:
         """Send what is left."""
@@ -66,11 +123,12 @@ class SentTraces(Traces):
     def __init__(self, config: "TracesConfig", *, node: str, lost: "Counter") -> None:
         from sealane.daemon.runtime.span_export import SpanExport  # noqa: PLC0415
 
-        self._export = SpanExport(config, node=node, lost=lost)
+        self._endpoint = config.endpoint
+        names = {"service.name": "sealaned", "service.instance.id": node}
+        self._export = SpanExport(config, names, lost=lost.inc, changed=self._log)
 
-    @contextlib.contextmanager
-    def serve(self, method: str, caller: object) -> Iterator[None]:
-        """Serve a call as a span, in the caller's trace if there is one."""
+    def _begin(self, method: str, caller: object) -> Serving:
+        """Begin a span, in the caller's trace if there is one."""
         from opentelemetry import trace  # noqa: PLC0415
 
         parent = trace.INVALID_SPAN
@@ -94,9 +152,13 @@ class SentTraces(Traces):
             },
         )
         own = span.get_span_context()
-        traceparent = format_traceparent(own.trace_id, own.span_id, own.trace_flags)
-        with _ended(span), _pass_on(traceparent):
-            yield
+        return Serving(format_traceparent(own.trace_id, own.span_id, own.trace_flags), span)
+
+    def _log(self, is_taking: bool) -> None:
+        if is_taking:
+            get_logger().info("spans_taken", endpoint=self._endpoint)
+        else:
+            get_logger().warning("spans_lost", endpoint=self._endpoint)
 
     async def close(self) -> None:
         """Send what is left, for some seconds at the most."""
@@ -106,34 +168,9 @@ class SentTraces(Traces):
 PASSED_ON: Final = Traces()
 
 
-@contextlib.contextmanager
-def _pass_on(traceparent: str) -> Iterator[None]:
-    serving = _Serving(traceparent)
-    token = _serving.set(serving)
-    try:
-        yield
-    finally:
-        serving.has_ended = True
-        _serving.reset(token)
-
-
-@contextlib.contextmanager
-def _ended(span: "Span") -> Iterator[None]:
-    """End a span after its call, with the reason id if the call failed."""
-    from opentelemetry.trace import StatusCode  # noqa: PLC0415
-
-    reason = "daemon.internal"
-    try:
-        yield
-        reason = ""
-    except Error as error:
-        reason = error.reason
-        raise
-    except (asyncio.CancelledError, grpc.aio.AbortError) as error:
-        reason = "cancelled" if isinstance(error, asyncio.CancelledError) else "aborted"
-        raise
-    finally:
-        if reason:
-            span.set_attribute("sealane.reason", reason)
-            span.set_status(StatusCode.ERROR, reason)
-        span.end()
+def _reason_of(error: BaseException) -> str:
+    if isinstance(error, Error):
+        return error.reason
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    return "aborted" if isinstance(error, grpc.aio.AbortError) else "daemon.internal"

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from google.protobuf import empty_pb2
 
 from sealane.daemon.runtime.calls import Authorizer, Context
+from sealane.daemon.runtime.traces import opened
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.volume.events import event_message
 from sealane.daemon.volume.job_calls import change_job, start_job
@@ -99,5 +100,6 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         with self._service.events.subscribed(request.volume_id) as events:
             # Tells the caller that it misses no event from now on.
             await context.send_initial_metadata(())
+            opened()
             async for event in events:
                 yield event_message(event)

@@ -88,6 +88,9 @@ async def test_a_card_seals_and_its_death_goes_unnoticed(site: World, ledgers: P
             while site.statistic("sectors_accelerated") == before:
                 await contents.write(1)
             await contents.check()
+        counted = 'sealane_accelerator_job_seconds_count{operation="seal"}'
+        (line,) = (each for each in site.metrics().splitlines() if each.startswith(counted))
+        assert float(line.split()[1]) >= site.statistic("sectors_accelerated") - before
     # It is gone: the processor seals.
     async with disk(site) as opened:
         contents = Contents(opened, seed=2)

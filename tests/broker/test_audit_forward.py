@@ -20,11 +20,12 @@ from cryptography.x509.oid import NameOID
 from broker.audit_logs import KEY, SMALL, files, opened
 from patience import PATIENCE_SECONDS
 from sealane.crypto.audit import GENESIS, Record, verify_log
-from sealane.daemon.broker import audit_forward
+from sealane.daemon.broker import audit_forward, audit_syslog
 from sealane.daemon.broker.audit import AuditLog
-from sealane.daemon.broker.audit_forward import AuditForwarder, forward_tls, syslog_message
+from sealane.daemon.broker.audit_forward import AuditForwarder
 from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.audit_source import AuditSource
+from sealane.daemon.broker.audit_syslog import SyslogTcp, collector_tls, syslog_message
 from sealane.daemon.config import AuditForwardConfig
 from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UsageError, VerificationError
@@ -232,9 +233,8 @@ async def test_what_waits_below_tls_is_not_acknowledged(
     server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     port = server.sockets[0].getsockname()[1]
     log = await opened(tmp_path)
-    config = AuditForwardConfig(address=f"127.0.0.1:{port}", ca_file=str(ca_file))
-    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
-    async with asyncio.timeout(PATIENCE_SECONDS), forwarder._connection() as connection:
+    to = SyslogTcp(f"127.0.0.1:{port}", str(ca_file), node="b1")
+    async with asyncio.timeout(PATIENCE_SECONDS), to.connection() as connection:
         end = connection.tcp.get_extra_info("socket")
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         # Below the mark from which the lower transport makes TLS wait.
@@ -243,7 +243,7 @@ async def test_what_waits_below_tls_is_not_acknowledged(
         assert connection.writer.transport.get_write_buffer_size() == 0
         # Even if the kernel has nothing left.
         nothing = SimpleNamespace(ioctl=lambda *_: bytes(4))
-        monkeypatch.setattr(audit_forward, "fcntl", nothing)
+        monkeypatch.setattr(audit_syslog, "fcntl", nothing)
         assert connection.unacknowledged_bytes() > 0
         ended.set()
     server.close()
@@ -344,7 +344,7 @@ async def test_collector_of_an_attacker_gets_nothing(
     tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Some of them don't answer the handshake.
-    monkeypatch.setattr(audit_forward, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(audit_syslog, "CONNECT_SECONDS", 1.0)
     host = "127.0.0.2" if attack == "another host" else "127.0.0.1"
     context, ca_file = _certificate(tmp_path, "collector", host=host)
     served: ssl.SSLContext | None = context
@@ -413,7 +413,6 @@ async def test_host_that_can_not_be_encoded_is_a_collector_that_is_away(tmp_path
 def test_file_without_certificates_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "ca").write_bytes(content)
-    config = AuditForwardConfig(address="collector.example:6514", ca_file=str(tmp_path / "ca"))
     with pytest.raises(UsageError) as caught:
-        forward_tls(config)
+        collector_tls(str(tmp_path / "ca"))
     assert caught.value.reason == "config.unreadable"

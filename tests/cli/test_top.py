@@ -187,3 +187,21 @@ def test_a_thousand_volumes_take_no_time() -> None:
         record = top.record(STATUS, interval, NOW)
     assert len(record["volumes"]) == 1000
     assert looked < 20 * 1000
+
+
+def test_several_daemons_are_told_apart_by_a_column() -> None:
+    one = figures(
+        volume("v" * 36, reads=0, seconds=0, sectors=0),
+        volume("v" * 36, reads=10, seconds=1, sectors=10),
+    )
+    other = {**figures("", session(loss_seconds=1, sent=10, lost=1)), "node": "b"}
+    file = io.StringIO()
+    top.show_all([one, other], Output("table", file))
+    blocks = [block.splitlines() for block in file.getvalue().split("\n\n")]
+    assert [line.split()[0].rstrip(",") for line in blocks[0]] == ["node", "a", "b"]
+    (volumes,) = (block for block in blocks if "volume" in block[0])
+    (sessions,) = (block for block in blocks if "session" in block[0])
+    assert [volumes[1].split()[0], sessions[1].split()[0]] == ["a", "b"]
+    file = io.StringIO()
+    top.show_all([one, other], Output("json", file))
+    assert [record["node"] for record in json.loads(file.getvalue())] == ["a", "b"]

@@ -323,6 +323,20 @@ MISTAKES = {
             "loopback address without ca_file (TLS) [config.value]"
         ),
     ),
+    "authority of a socket": (
+        NODE + BROKER + '[broker.audit_forward]\naddress = "/dev/log"\nca_file = "/ca"\n',
+        (
+            'broker.audit_forward: found {"address": "/dev/log", "ca_file": "/ca"}; allowed: no '
+            "ca_file, because the address is one without TLS [config.value]"
+        ),
+    ),
+    "OTLP in the clear": (
+        NODE + BROKER + '[broker.audit_forward]\naddress = "http://192.0.2.1:4317"\n',
+        (
+            'broker.audit_forward.address: found "http://192.0.2.1:4317"; allowed: a loopback '
+            "address:port after http://, because that is not encrypted [config.value]"
+        ),
+    ),
     "half of mutual TLS": (
         NODE + BROKER + '[broker.etcd]\nendpoints = ["h:1"]\nca_file = "/ca"\n',
         (
@@ -334,7 +348,7 @@ MISTAKES = {
         NODE + BROKER + '[traces]\nendpoint = "http://192.0.2.1:4317"\n',
         (
             'traces.endpoint: found "http://192.0.2.1:4317"; allowed: a loopback address:port '
-            "after http://, because spans are not encrypted [config.value]"
+            "after http://, because that is not encrypted [config.value]"
         ),
     ),
     "collector without a scheme": (

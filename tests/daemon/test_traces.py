@@ -39,15 +39,20 @@ def _gateway(endpoint: str, *, has_traces: bool = True) -> Iterator[Daemon]:
         yield stack.enter_context(daemon(site.write_config("g", config)))
 
 
-def _attach(at: Daemon, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a volume and attach it; return the id of the attach's trace."""
+def _attach(at: Daemon, monkeypatch: pytest.MonkeyPatch, *, endpoint: str = "") -> str:
+    """Create a volume and attach it; return the id of the attach's trace.
+
+    With an `endpoint` that is a span of sealanectl, too.
+    """
     made = sealanectl("volume", "create", "--size", "8MiB", "--socket", at.socket, "-o", "name")
     assert made.returncode == 0, made.stderr
     trace = uuid.uuid4().hex
     monkeypatch.setenv("TRACEPARENT", f"00-{trace}-{CALLER}-01")
+    monkeypatch.setenv("SEALANE_TRACES_ENDPOINT", endpoint)
     name = made.stdout.strip()
     attached = sealanectl("volume", "attach", name, "--host-nqn", HOST, "--socket", at.socket)
     assert attached.returncode == 0, attached.stderr
+    assert not attached.stderr
     return trace
 
 
@@ -72,6 +77,66 @@ def test_an_attach_is_one_trace_to_the_target(
     others = [taken for taken in spans if taken.node != "g"]
     assert {taken.span.parent_span_id.hex() for taken in others} == {parent}
     assert len({taken.attributes["sealane.correlation_id"] for taken in spans}) == 1
+
+
+def test_sealanectl_is_the_first_span_if_the_environment_names_a_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collecting() as collector, _gateway(collector.endpoint) as running:
+        trace = _attach(running, monkeypatch, endpoint=collector.endpoint)
+        socket = ("--socket", running.socket)
+        volume = sealanectl("volume", "get", "nothing", *socket)
+        repeated = sealanectl("top", "--once", "--interval", "0.1", *socket)
+    assert (volume.returncode, repeated.returncode) == (4, 0)
+    spans = [taken for taken in collector.taken if taken.trace == trace]
+    command, refused = (
+        next(each for each in spans if each.span.name == f"sealanectl volume {verb}")
+        for verb in ("attach", "get")
+    )
+    assert command.span.parent_span_id.hex() == CALLER
+    assert refused.attributes["sealane.reason"] == "name.not_found"
+    (call,) = (
+        each
+        for each in spans
+        if each.node == "sealanectl" and each.span.name == "sealane.v1.Volumes/AttachVolume"
+    )
+    assert call.span.parent_span_id == command.span.span_id
+    (served,) = (each for each in spans if each.node == "g" and each.span.name == call.span.name)
+    assert served.span.parent_span_id == call.span.span_id
+    below = {each.node for each in spans if each.span.parent_span_id == served.span.span_id}
+    assert below == {"broker", "s"}
+    assert "secret" not in str(spans).lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("SEALANE_TRACES_ENDPOINT", "http://192.0.2.1:4317", "config.value"),
+        ("SEALANE_TRACES_CA_FILE", "/nowhere/ca.pem", "config.unreadable"),
+    ],
+)
+def test_sealanectl_refuses_a_collector_that_a_daemon_would_refuse(
+    name: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALANE_TRACES_ENDPOINT", "https://192.0.2.1:4317")
+    monkeypatch.setenv(name, value)
+    refused = sealanectl("status", "--socket", "/nowhere/s")
+    assert refused.returncode == 2
+    assert f"[{reason}]" in refused.stderr
+    assert "SEALANE_TRACES" in refused.stderr
+
+
+def test_a_command_says_that_its_collector_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting() as collector:
+        endpoint = collector.endpoint
+    monkeypatch.setenv("SEALANE_TRACES_ENDPOINT", endpoint)
+    absent = sealanectl("status", "--socket", "/nowhere/s")
+    assert absent.returncode == 4
+    assert f"the collector {endpoint} did not take 1 spans" in absent.stderr
+    # A command that repeats belongs to no trace.
+    repeated = sealanectl("status", "--watch", "--socket", "/nowhere/s")
+    assert repeated.returncode == 4
+    assert "collector" not in repeated.stderr
 
 
 def test_a_collector_that_is_gone_costs_spans_and_nothing_else(

@@ -3,20 +3,20 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
-from opentelemetry import trace
 
 from collector import collecting
-from sealane.client.trace_context import TraceContext, told_traceparent
+from sealane.client.trace_context import told_traceparent
+from sealane.daemon.runtime import traces as traces_module
 from sealane.daemon.runtime.calls import CallInterceptor, TlsOnly
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.span_export import QUEUE_MAX
-from sealane.daemon.runtime.traces import PASSED_ON, SentTraces, Traces, passed_on
+from sealane.daemon.runtime.traces import PASSED_ON, SentTraces, Traces, opened, passed_on
 from sealane.daemon.runtime.traces_config import TracesConfig
 from sealane.errors import UnavailableError
 from sealane.protocol.trace_context import format_traceparent, parse_traceparent
@@ -154,16 +154,6 @@ async def test_spans_that_nobody_takes_are_counted_and_end_nothing() -> None:
     assert metrics.registry.get_sample_value("sealane_spans_lost_total") == 3
 
 
-def test_calls_belong_to_the_span_of_the_process_or_to_what_connect_was_told() -> None:
-    details = SimpleNamespace(metadata=None, _replace=lambda metadata: [*metadata])
-    assert TraceContext().added(details) is details
-    assert TraceContext(CALLER).added(details) == [("traceparent", CALLER)]
-    inner = trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(1))
-    with trace.use_span(trace.NonRecordingSpan(inner)):
-        added = TraceContext(CALLER).added(details)
-    assert added == [("traceparent", format_traceparent(1, 2, 1))]
-
-
 def test_only_a_traceparent_of_the_environment_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRACEPARENT", raising=False)
     assert told_traceparent() == ""
@@ -193,3 +183,85 @@ async def test_spans_go_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> Non
             pass
         await traces.close()
         assert len(at.taken) == 1
+
+
+async def _first(traces: Traces, behave: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[Any]:
+    """Return the messages of a stream behind the interceptor, which `behave` serves."""
+
+    async def stream(request: object, context: object) -> AsyncIterator[Any]:
+        async for each in behave():
+            yield each
+
+    async def find(details: object) -> Any:
+        return grpc.unary_stream_rpc_method_handler(stream)
+
+    details: Any = SimpleNamespace(method=METHOD, invocation_metadata=(("traceparent", CALLER),))
+    handler = await CallInterceptor(Metrics(), None, traces).intercept_service(find, details)
+    return handler.unary_stream(handler.request_deserializer(b""), SimpleNamespace())
+
+
+async def test_the_opening_of_a_stream_is_a_span_and_the_stream_belongs_to_no_trace() -> None:
+    seen: list[object] = []
+
+    async def behave() -> AsyncIterator[str]:
+        seen.append(passed_on())
+        yield "first"
+        seen.append(passed_on())
+        yield "second"
+
+    with collecting() as collector:
+        traces = _sent(collector.endpoint, Metrics())
+        messages = await _first(traces, behave)
+        assert await anext(messages) == "first"
+        await traces.close()
+        # It is sent although the stream goes on.
+        (taken,) = collector.taken
+        assert [each async for each in messages] == ["second"]
+    assert (taken.trace, taken.span.parent_span_id.hex()) == (TRACE, SPAN)
+    assert taken.attributes["sealane.correlation_id"]
+    assert "sealane.reason" not in taken.attributes
+    assert seen == [(("traceparent", f"00-{TRACE}-{taken.span.span_id.hex()}-01"),), ()]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_stream_without_messages_is_open_when_it_says_so_or_in_some_seconds(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces_module, "OPENING_SECONDS", 30.0 if is_told else 0.1)
+    is_open = asyncio.Event()
+
+    async def behave() -> AsyncIterator[str]:
+        if is_told:
+            opened()
+        while passed_on():  # noqa: ASYNC110 - nothing says that it has ended
+            await asyncio.sleep(0.01)
+        is_open.set()
+        await asyncio.Event().wait()
+        yield "never"
+
+    with collecting() as collector:
+        traces = _sent(collector.endpoint, Metrics())
+        messages = await _first(traces, behave)
+        waiting = asyncio.ensure_future(anext(messages))
+        async with asyncio.timeout(10):
+            await is_open.wait()
+        await traces.close()
+        (taken,) = collector.taken
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    assert "sealane.reason" not in taken.attributes
+
+
+async def test_a_stream_that_is_refused_is_a_span_with_the_reason() -> None:
+    async def behave() -> AsyncIterator[str]:
+        raise UnavailableError("daemon.unreachable", "private words")
+        yield "never"
+
+    with collecting() as collector:
+        traces = _sent(collector.endpoint, Metrics())
+        messages = await _first(traces, behave)
+        with pytest.raises(AttributeError):  # the context here can't abort a call
+            await anext(messages)
+        await traces.close()
+    (taken,) = collector.taken
+    assert taken.attributes["sealane.reason"] == "daemon.unreachable"

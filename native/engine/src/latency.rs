@@ -1,6 +1,7 @@
-//! How long operations take: histograms of volumes and sessions, added up by role for metrics.
+//! How long operations take: histograms of volumes, sessions and accelerators, added up by role for
+//! metrics.
 //!
-//! Recording is two additions to atomics of the volume or session itself. Those of one that has
+//! Recording is two additions to atomics of the volume, session or accelerator's queue itself. Those of one that has
 //! ended are kept, so that a role's histograms never decrease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,11 @@ impl Histogram {
 
     fn nanos(&self) -> Nanos {
         self.nanos.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    fn count(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
     }
 }
 
@@ -104,6 +110,8 @@ pub static GATEWAY: Role<3> = Role::new();
 pub static TARGET: Role<3> = Role::new();
 /// Sends of sessions: from the job's submission to its completion.
 pub static SENDS: Role<1> = Role::new();
+/// Jobs of the gateway's accelerator: from submission to the end, whatever the result.
+pub static JOBS: Role<1> = Role::new();
 
 impl<const N: usize> Role<N> {
     const fn new() -> Self {
@@ -133,7 +141,7 @@ fn add<const N: usize>(sums: &mut [Sum; N], histograms: &[Histogram; N]) {
     }
 }
 
-/// The histograms of one volume or session.
+/// The histograms of one volume, session or accelerator's queue.
 #[derive(Debug)]
 pub struct Latencies<const N: usize> {
     role: &'static Role<N>,
@@ -163,15 +171,20 @@ impl Latencies<3> {
     /// Number of operations of a kind.
     #[cfg(test)]
     pub fn count(&self, operation: Io) -> u64 {
-        let buckets = &self.own[operation as usize].buckets;
-        buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum()
+        self.own[operation as usize].count()
     }
 }
 
 impl Latencies<1> {
-    /// Records a send that has completed.
+    /// Records a send or a job that has ended.
     pub fn note(&self, duration: Nanos) {
         self.own[0].note(duration);
+    }
+
+    /// Number and time of those that were recorded.
+    #[cfg(test)]
+    pub fn recorded(&self) -> (u64, Nanos) {
+        (self.own[0].count(), self.own[0].nanos())
     }
 }
 

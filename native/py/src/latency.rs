@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_engine::latency::{GATEWAY, Io, SENDS, Sum, TARGET, bounds};
+use sealane_engine::latency::{GATEWAY, Io, JOBS, SENDS, Sum, TARGET, bounds};
 
 /// Upper bounds of the buckets in nanoseconds, each inclusive.
 #[pyfunction]
@@ -19,6 +19,7 @@ pub(crate) fn latencies(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         result.set_item(role, named(py, Io::ALL.map(Io::name).into_iter().zip(sums))?)?;
     }
     result.set_item("fabric", named(py, ["send"].into_iter().zip(SENDS.sums()))?)?;
+    result.set_item("accelerator", named(py, ["seal"].into_iter().zip(JOBS.sums()))?)?;
     Ok(result)
 }
 

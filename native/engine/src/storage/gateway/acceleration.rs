@@ -27,6 +27,7 @@ use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Request, Work};
 use super::submission::{note_seal, seal_sector};
 use crate::accelerator::{Cookie, Done, KeySlot, Queue, SealJob};
+use crate::latency::{self, Latencies};
 
 /// How long a job may take. A sector takes a card microseconds; with more, the processor would have
 /// been faster, but a busy machine may not run an emulated one for a while.
@@ -116,6 +117,8 @@ pub(super) struct Acceleration {
     writes: BTreeMap<u64, Write>,
     /// Bytes of these writes.
     waiting_bytes: usize,
+    /// Of the jobs that have ended.
+    pub(super) latencies: Latencies<1>,
     random: ChaCha8Rng,
 }
 
@@ -129,6 +132,7 @@ impl Acceleration {
             jobs: BTreeMap::new(),
             writes: BTreeMap::new(),
             waiting_bytes: 0,
+            latencies: Latencies::new(&latency::JOBS),
             random: ChaCha8Rng::from_seed(seed),
         }
     }
@@ -263,6 +267,7 @@ impl<F: Front> GatewayQueue<F> {
             let Some(job) = acceleration.ended(done.cookie) else { continue };
             let duration = now.saturating_sub(job.submitted);
             add(&self.shared.counters.accelerator_nanos, duration);
+            acceleration.latencies.note(duration);
             let (order, sector) = (job.order, job.sector);
             let sealed = if self.check(&mut acceleration, job, done) {
                 Ok(())

@@ -186,6 +186,9 @@ fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
     assert_eq!(accelerated + inline, 20);
     assert!((6..20).contains(&accelerated), "{accelerated} by the device");
     assert_eq!(counted(&lane, |counters| &counters.sectors_sealed), 20);
+    let acceleration = lane.gateway.acceleration.as_ref().expect("in use");
+    let nanos = counted(&lane, |counters| &counters.accelerator_nanos);
+    assert_eq!(acceleration.latencies.recorded(), (accelerated, nanos), "in the histogram");
     // Without it, nothing is given away.
     lane.gateway.switch_acceleration(Switch::Off);
     assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);

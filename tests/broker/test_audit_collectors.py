@@ -1,0 +1,207 @@
+"""Forwarding of the audit log to the machine's own syslog, and to a collector that takes OTLP."""
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
+
+from broker.audit_logs import KEY, SMALL, opened
+from broker.test_audit_forward import FORWARDED, _certificate, fill, until
+from sealane.crypto.audit import Record, verify_log
+from sealane.daemon.broker import audit_forward
+from sealane.daemon.broker.audit import AuditLog
+from sealane.daemon.broker.audit_forward import AuditForwarder
+from sealane.daemon.config import AuditForwardConfig
+
+
+@pytest.fixture(autouse=True)
+def _brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_forward, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(audit_forward, "BACK_OFF_SECONDS", 0.05)
+
+
+@contextlib.asynccontextmanager
+async def _forwarding(
+    log: AuditLog, directory: Path, address: str, ca_file: Path | None = None
+) -> AsyncIterator[AuditForwarder]:
+    config = AuditForwardConfig(address=address, ca_file=str(ca_file) if ca_file else None)
+    forwarder = AuditForwarder(log, config, node="b1", position=directory / "audit.forwarded")
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(forwarder.run())
+        yield forwarder
+        task.cancel()
+
+
+def _syslog(path: Path) -> socket.socket:
+    """Listen as a local syslog server does."""
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(str(path))
+    server.setblocking(False)
+    return server
+
+
+def _taken(server: socket.socket) -> list[tuple[str, bytes]]:
+    """Return the headers and texts of the datagrams that wait."""
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            header, line = re.split(b" (?={)", server.recv(65536), maxsplit=1)
+            found.append((header.decode(), line))
+    return found
+
+
+async def test_the_machine_s_syslog_gets_a_log_that_verifies(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    path = tmp_path / "log"
+    taken: list[tuple[str, bytes]] = []
+
+    def is_all_taken(server: socket.socket) -> bool:
+        taken.extend(_taken(server))
+        return log.forwarded == log.head.sequence == len({line for _, line in taken})
+
+    await fill(log, 5)
+    await log.record("call", subject="x", outcome="refused", reason="r")
+    async with _forwarding(log, tmp_path, str(path)) as forwarder:
+        # Nobody is there yet.
+        await until(lambda: forwarder._is_away)
+        assert log.forwarded == 0
+        with _syslog(path) as server:
+            await until(lambda: is_all_taken(server))
+        # It is started again.
+        await fill(log, 5)
+        with _syslog(path) as server:
+            await until(lambda: is_all_taken(server))
+    lines = list(dict.fromkeys(line for _, line in taken))
+    assert verify_log(lines, signer=KEY.public_key()).head == log.head
+    (refused,) = {header for header, line in taken if Record.decode(line).outcome == "refused"}
+    day = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(rf"<108>{day} sealaned\[\d+\]:", refused)
+    assert taken[0][0].startswith("<110>")
+    await log.close()
+
+
+def _queue_max() -> int:
+    return int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+
+
+async def test_a_full_queue_of_the_machine_s_syslog_is_waited_for(tmp_path: Path) -> None:
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, _queue_max() + 20)
+    taken: list[bytes] = []
+    with _syslog(tmp_path / "log") as server:
+        async with _forwarding(log, tmp_path, str(tmp_path / "log")) as forwarder:
+            await until(lambda: len(_peeked(server)) > 0)
+            assert log.forwarded == 0
+            assert not forwarder._is_away
+
+            def is_all_taken() -> bool:
+                taken.extend(line for _, line in _taken(server))
+                return log.forwarded == log.head.sequence
+
+            await until(is_all_taken)
+            taken.extend(line for _, line in _taken(server))
+    assert len(taken) == log.head.sequence
+    await log.close()
+
+
+def _peeked(server: socket.socket) -> bytes:
+    with contextlib.suppress(BlockingIOError):
+        return server.recv(1, socket.MSG_PEEK)
+    return b""
+
+
+class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
+    """A collector that takes OTLP, and may refuse records."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.requests: list[Any] = []
+        self.metadata: dict[str, Any] = {}
+        self.refused = 0
+
+    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
+        answer = logs_service_pb2.ExportLogsServiceResponse()
+        answer.partial_success.rejected_log_records = self.refused
+        if not self.refused:
+            records = request.resource_logs[0].scope_logs[0].log_records
+            self.lines += [record.body.string_value.encode() for record in records]
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def _collecting(
+    credentials: grpc.ServerCredentials | None = None,
+) -> AsyncIterator[tuple[_Logs, int]]:
+    logs = _Logs()
+    server = grpc.aio.server()
+    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(logs, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield logs, port
+    finally:
+        await server.stop(None)
+
+
+async def test_a_collector_of_otlp_gets_a_log_that_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=t")
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 10)
+    await log.record("call", subject="x", outcome="refused", reason="r")
+    async with _collecting() as (logs, port):
+        logs.refused = 1
+        async with _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder:
+            # What it refuses counts as not forwarded.
+            await until(lambda: forwarder._is_away and len(logs.requests) > 1)
+            assert log.forwarded == 0
+            logs.refused = 0
+            await until(lambda: log.forwarded == log.head.sequence)
+    assert verify_log(logs.lines, signer=KEY.public_key()).head == log.head
+    assert logs.metadata["x-token"] == "t"
+    sent = logs.requests[-1].resource_logs[0]
+    names = {pair.key: pair.value.string_value for pair in sent.resource.attributes}
+    assert (names["service.name"], names["service.instance.id"]) == ("sealaned", "b1")
+    (refused,) = (
+        record for record in sent.scope_logs[0].log_records if record.severity_text == "WARN"
+    )
+    assert refused.event_name == "sealane.audit.call"
+    made = Record.decode(refused.body.string_value.encode())
+    assert abs(refused.time_unix_nano / 1e9 - made.time.timestamp()) < 1e-5
+    await log.close()
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_only_a_collector_of_the_authority_gets_records(
+    tmp_path: Path, is_trusted: bool
+) -> None:
+    _certificate(tmp_path, "collector")
+    _certificate(tmp_path, "another")
+    pem = (tmp_path / "collector.key").read_bytes()
+    credentials = grpc.ssl_server_credentials([(pem, (tmp_path / "collector.pem").read_bytes())])
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    ca_file = tmp_path / ("collector.pem" if is_trusted else "another.pem")
+    async with _collecting(credentials) as (logs, port):
+        address = f"https://127.0.0.1:{port}"
+        async with _forwarding(log, tmp_path, address, ca_file) as forwarder:
+            if is_trusted:
+                await until(lambda: log.forwarded == log.head.sequence)
+            else:
+                await until(lambda: forwarder._is_away)
+    assert bool(logs.lines) is is_trusted
+    await log.close()
