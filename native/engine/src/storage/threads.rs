@@ -31,7 +31,7 @@ struct State {
 /// Threads of one kind.
 pub struct Threads {
     name: &'static str,
-    threads_max: usize,
+    limit: usize,
     state: Mutex<State>,
     changed: Condvar,
     is_short: AtomicBool,
@@ -45,10 +45,10 @@ impl Threads {
     }
 
     /// As [`Threads::new`], as if the system allowed so many threads.
-    const fn limited(name: &'static str, threads_max: usize) -> Self {
+    const fn limited(name: &'static str, limit: usize) -> Self {
         Self {
             name,
-            threads_max,
+            limit,
             state: Mutex::new(State { waiting: VecDeque::new(), threads: 0, idle: 0 }),
             changed: Condvar::new(),
             is_short: AtomicBool::new(false),
@@ -85,7 +85,7 @@ impl Threads {
 
     /// The lock is held, so that the last thread doesn't end meanwhile.
     fn start(&'static self, state: &mut State) -> io::Result<()> {
-        if state.threads >= self.threads_max {
+        if state.threads >= self.limit {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         std::thread::Builder::new().name(self.name.into()).spawn(|| self.work())?;
@@ -137,8 +137,8 @@ mod tests {
 
     use super::*;
 
-    fn leaked(threads_max: usize) -> &'static Threads {
-        let threads = Box::leak(Box::new(Threads::limited("test", threads_max)));
+    fn leaked(limit: usize) -> &'static Threads {
+        let threads = Box::leak(Box::new(Threads::limited("test", limit)));
         threads.prepare().unwrap();
         threads
     }
