@@ -186,6 +186,10 @@ bench-freshness: build ## freshness: tree, tables and stores; ARGS=--quick takes
 bench-sessions: build ## cost of a session's packet compared with TLS over TCP and QUIC (root)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions packets $(ARGS)
 
+.PHONY: bench-scale
+bench-scale: build ## threads, descriptors, memory and times with 1,000 volumes; ARGS="--volumes 100" for fewer
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.control scale $(ARGS)
+
 .PHONY: bench-verbs
 bench-verbs: deb ## sessions over UDP and over queue pairs, in one guest with soft-RoCE (10 minutes)
 	SEALANE_DEB="$$(echo dist/sealane_*.deb)" PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.verbs $(ARGS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.control import anchors, attach, leases, verify
+from benchmarks.control import anchors, attach, leases, scale, verify
 from benchmarks.control.result import Result
 from rich.console import Console
 
@@ -20,6 +20,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[argparse.Namespace], Result]]] = {
     "anchors": anchors.run,
     "attach": attach.run,
     "leases": leases.run,
+    "scale": scale.run,
     "verify": verify.run,
 }
 
@@ -37,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--rounds", type=int, default=3, help="rounds; the table shows medians (default 3)"
+    )
+    found.add_argument(
+        "--volumes", type=int, default=1000, help="volumes of `scale` (default 1000)"
     )
     found.add_argument(
         "--output",

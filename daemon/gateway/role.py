@@ -117,6 +117,8 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
     await context.stack.enter_async_context(service.running())
     context.drained.append(GatewayDrain(service, gateway))
     context.event_logs.append(service.events)
+    context.metrics.gateway_journals_bytes.set_function(partial(_taken, gateway))
+    context.metrics.gateway_journals_limit_bytes.set(config.journals_bytes_max)
     context.metrics.add_latencies("gateway")
     context.metrics.add_statistics(
         "gateway_volume", ("volume", "mode", "target"), service.statistics
@@ -143,3 +145,7 @@ def _evidence_of(label: str, identity: Identity) -> Item | None:
 
 def _is_in(keeper: CardKeeper, state: CardState) -> int:
     return int(keeper.state is state)
+
+
+def _taken(gateway: Gateway) -> int:
+    return gateway.journals.taken

@@ -28,6 +28,7 @@ from sealane.daemon.target.data_path import Target
 from sealane.daemon.target.volume_subsystem import extended
 from sealane.daemon.volume.engine_events import StorageEvent
 from sealane.daemon.volume.kept_jobs import JOBS_SECONDS, VolumeJobs
+from sealane.daemon.volume.store_calls import on_store_thread
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError, foreign_reason
 from sealane.protocol.kinds import StoreKind
 from sealane.transport.tasks import TaskOwner
@@ -182,7 +183,7 @@ class ThirdPartyVolume:
             is_clean = self._is_refused
             if self._native is not None:
                 with contextlib.suppress(OSError):
-                    await asyncio.to_thread(self._native.sync)
+                    await on_store_thread(self._native.sync)
                     is_clean = True
             await self._close_store()
             if self._device is not None:
@@ -434,7 +435,7 @@ class ThirdPartyStores:
         remote = await association.open()
         anchor = None if device is None else await _anchor(device, identity.volume_id)
         try:
-            native = await asyncio.to_thread(
+            native = await on_store_thread(
                 _native.Namespace.on_device,
                 remote,
                 volume_id=identity.volume_id.bytes,
@@ -490,7 +491,7 @@ async def _anchor(device: VolumeDevice, volume_id: uuid.UUID) -> StoreAnchor:
 
 async def _close(native: _native.Namespace, anchor: StoreAnchor | None) -> None:
     # Closing the store anchors its last state: the anchor must answer until then.
-    await asyncio.to_thread(native.close)
+    await on_store_thread(native.close)
     if anchor is not None:
         await anchor.close()
 

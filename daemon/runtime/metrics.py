@@ -225,6 +225,16 @@ class Metrics:
             ["label", "state"],
             registry=r,
         )
+        self.gateway_journals_bytes = Gauge(
+            "sealane_gateway_journals_bytes",
+            "Room that journals of volumes have taken, beyond the 1 MiB that each has of its own.",
+            registry=r,
+        )
+        self.gateway_journals_limit_bytes = Gauge(
+            "sealane_gateway_journals_limit_bytes",
+            "Most that they may take together, gateway.journals_bytes_max; 0 without a gateway.",
+            registry=r,
+        )
         self.node_draining = Gauge(
             "sealane_node_draining",
             "1 from `sealanectl node drain` to `node undrain`, also when it is drained.",

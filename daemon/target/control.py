@@ -46,6 +46,8 @@ NAMESPACES_ASKED_MAX: Final = 1000
 _DESCRIBED_AT_ONCE: Final = 50
 """Namespaces described before other calls have their turn."""
 _UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
+_OPENED_AT_ONCE: Final = 8
+"""Volumes opened at a time at start: half of the threads, so that others can be used meanwhile."""
 _REOPEN_SECONDS: Final = 30.0
 """Interval at which stores that couldn't be opened are tried again, at least."""
 _REOPEN_RATIO: Final = 20
@@ -341,10 +343,17 @@ class StorageService:
         await self._restore_opening()
 
     async def _restore_opening(self) -> None:
-        for volume_id, descriptor in [*self._opening.items()]:
-            with self.unopened.kept(volume_id, descriptor):
-                await self._restore(descriptor)
-            del self._opening[volume_id]
+        limit = asyncio.Semaphore(_OPENED_AT_ONCE)
+
+        async def restore(volume_id: str, descriptor: broker_pb2.VolumeDescriptor) -> None:
+            async with limit:
+                with self.unopened.kept(volume_id, descriptor):
+                    await self._restore(descriptor)
+                del self._opening[volume_id]
+
+        async with asyncio.TaskGroup() as tasks:
+            for volume_id, descriptor in self._opening.items():
+                tasks.create_task(restore(volume_id, descriptor), name="volume-opening")
 
     async def keep_opening(self) -> None:
         """Try stores that couldn't be opened again and again, until cancelled."""

@@ -40,6 +40,7 @@ from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.daemon.volume.failures import ROLLED_BACK
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
+from sealane.daemon.volume.store_calls import on_store_thread
 from sealane.daemon.volume.store_kinds import STORE_KINDS
 from sealane.errors import (
     ProtocolError,
@@ -250,7 +251,7 @@ class Target(Provider):
             await asyncio.to_thread(self._drives.claim, volume_id, sector_count)
         try:
             with self.openings.shown(volume_id) as opening:
-                return await asyncio.to_thread(
+                return await on_store_thread(
                     _native.Namespace,
                     store=self._store_kind,
                     block_count=sector_count,
@@ -447,7 +448,7 @@ class Target(Provider):
     async def flush_volume(self, volume_id: uuid.UUID) -> None:
         """Make a volume's store durable; UnavailableError `namespace.flush`, or as `milestone`."""
         try:
-            await asyncio.to_thread(self._whole(volume_id).native.sync)
+            await on_store_thread(self._whole(volume_id).native.sync)
         except OSError as error:
             raise UnavailableError(
                 "namespace.flush", f"the store of volume {volume_id} can't be flushed: {error}"

@@ -1,7 +1,8 @@
 """Flush of several stores, where one that fails doesn't keep the others from it."""
 
-import asyncio
 from collections.abc import Callable, Mapping
+
+from sealane.daemon.volume.store_calls import on_store_thread
 
 
 async def failures(syncs: Mapping[str, Callable[[], None]]) -> dict[str, OSError]:
@@ -9,7 +10,7 @@ async def failures(syncs: Mapping[str, Callable[[], None]]) -> dict[str, OSError
     failed = {}
     for name, sync in syncs.items():
         try:
-            await asyncio.to_thread(sync)
+            await on_store_thread(sync)
         except OSError as error:
             failed[name] = error
     return failed

@@ -23,6 +23,7 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.engine_events import EventFeed, StorageEvent
 from sealane.daemon.volume.jobs import Job
 from sealane.daemon.volume.kept_jobs import VolumeJobs
+from sealane.daemon.volume.store_calls import on_store_thread
 from sealane.errors import UnavailableError, UsageError, VerificationError, foreign_reason
 from sealane.protocol.nvme.connect import TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import (
@@ -307,7 +308,7 @@ class TargetSubsystem(Exported):
         """Stop and drain an association's queues; concurrent calls all wait for the end."""
         served = self.served.get(association_id)
         if served is not None:
-            await asyncio.to_thread(served.controller.close)
+            await on_store_thread(served.controller.close)
 
     async def association_closed(self, association_id: int) -> None:
         """Stop and drain the association's queues, and forget it."""
@@ -331,7 +332,7 @@ class TargetSubsystem(Exported):
         self.feed.close()
         try:
             if keep:
-                await asyncio.to_thread(self.native.sync)
+                await on_store_thread(self.native.sync)
         except OSError as error:
             # Flushed writes are safe; for others, hosts have no promise.
             get_logger().warning(
@@ -339,7 +340,7 @@ class TargetSubsystem(Exported):
             )
         finally:
             # The store anchors its last state when it closes, so the anchor is closed after it.
-            await asyncio.to_thread(self.native.close)
+            await on_store_thread(self.native.close)
             if self.anchor is not None:
                 await self.anchor.close()
 
@@ -396,7 +397,7 @@ async def extended(native: _native.Namespace, sector_count: int) -> None:
     VerificationError `store.rolled_back`.
     """
     try:
-        await asyncio.to_thread(native.extend, sector_count)
+        await on_store_thread(native.extend, sector_count)
     except ValueError as error:
         raise UsageError("volume.resize.refused", str(error)) from error
     except _native.StoreRefusedError as error:

@@ -19,6 +19,7 @@ from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import read_bounded, write_durably
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.jobs import FINDINGS_MAX, Finding, Job, clipped
+from sealane.daemon.volume.store_calls import on_store_thread
 from sealane.errors import Error, UnavailableError, UsageError, foreign_reason
 from sealane.protocol.kinds import JobKind, JobOrder, JobState
 
@@ -137,7 +138,7 @@ class VolumeJobs:
         if native is None:
             return
         before = {kind: self._job(kind) for kind in self._running}
-        await asyncio.to_thread(native.end_jobs)
+        await on_store_thread(native.end_jobs)
         for kind, was in before.items():
             job = self._job(kind)
             if job.state == JobState.INTERRUPTED:

@@ -69,3 +69,20 @@ async def test_journals_of_all_volumes_share_a_bound() -> None:
         assert world.gateway.journals.taken <= 4 * MEBIBYTE
         assert world.attached.statistics()["journal_flushes"] > 0
         assert world.attached.statistics()["journal_bytes"] <= 5 * MEBIBYTE
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_attaching_and_detaching_leave_no_objects_for_the_collector() -> None:
+    async with make_world(None) as world:
+
+        async def rounds(first: int, count: int) -> int:
+            for number in range(first, first + count):
+                await world.attached.detach()
+                await world.attached.wipe()
+                lease = counters(start_epoch=number + 2)
+                world.attached = await world.attach(secrets.token_bytes(32), lease)
+            return len(gc.get_objects())
+
+        before = await rounds(0, 10)
+        after = await rounds(10, 100)
+        assert after - before < 100, "a cycle of references in each attachment"

@@ -14,4 +14,5 @@ pub mod queues;
 pub mod store;
 pub mod stores;
 pub mod target;
+pub mod threads;
 pub mod upkeep;

@@ -90,7 +90,7 @@ pub(super) trait ChangeChannel {
     /// The channel's waiting changes.
     fn waiting(&mut self) -> &mut Waiting;
     /// Where to request room, and the mailbox for the answer.
-    fn room(&self) -> (&Requests, &Arc<Mailbox>);
+    fn room(&self) -> (&Arc<Requests>, &Arc<Mailbox>);
     /// Tries to start a change. Returns it if room must be made first.
     fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest>;
     /// Reports a completed operation.

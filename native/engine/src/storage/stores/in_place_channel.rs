@@ -400,7 +400,7 @@ impl ChangeChannel for InPlaceChannel {
         &mut self.waiting
     }
 
-    fn room(&self) -> (&Requests, &Arc<Mailbox>) {
+    fn room(&self) -> (&Arc<Requests>, &Arc<Mailbox>) {
         (&self.requests, &self.mailbox)
     }
 

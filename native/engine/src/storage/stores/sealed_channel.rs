@@ -341,7 +341,7 @@ impl ChangeChannel for SealedChannel {
         &mut self.waiting
     }
 
-    fn room(&self) -> (&Requests, &Arc<Mailbox>) {
+    fn room(&self) -> (&Arc<Requests>, &Arc<Mailbox>) {
         (&self.requests, &self.mailbox)
     }
 

@@ -1,16 +1,25 @@
-//! The thread that makes a store's changes durable and merges them. Channels ask it for flushes and
-//! for room, and one flush answers all requests from before it began. Merges run in steps between
-//! flushes.
+//! Makes a store's changes durable and merges them, on a thread while there is something to do.
+//! Channels ask it for flushes and for room, and one flush answers all requests from before it
+//! began. Merges run in steps between flushes.
+//!
+//! The threads are those of [`THREADS`]. A store waits there for its device, its anchor and its
+//! queues, never for another store's journal.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::super::ring::{clear, signal};
 use super::failure::copy_error;
 use super::map::{Layout, Map};
-use crate::clock::sharpen_timers;
+use crate::storage::threads::Threads;
+
+/// How long a journal keeps its thread after its last request, so that a busy one never changes it.
+const LINGER: Duration = Duration::from_millis(50);
+
+/// The threads of all journals.
+static THREADS: Threads = Threads::new("store-journal");
 
 /// Where a channel finds the answers to its requests.
 #[derive(Debug)]
@@ -78,87 +87,186 @@ impl Wanted {
     }
 }
 
-/// Requests to the thread.
-#[derive(Debug, Default)]
+/// What a journal does; the store's map.
+trait Work: Send + Sync {
+    /// Answers requests, and does a step of a merge if there is one to do.
+    fn answer(&self, wanted: Wanted);
+    /// Whether there is another step to do.
+    fn is_merging(&self) -> bool;
+    /// Makes everything durable, at the end.
+    fn finish(&self);
+}
+
+/// Where the work is, which exactly one thread does at a time.
+enum Place {
+    /// Nobody does it: there is nothing to do.
+    Resting(Arc<dyn Work>),
+    /// A thread of [`THREADS`] does it, or will.
+    Threads,
+    /// It has ended.
+    Ended,
+}
+
+/// Requests to a journal.
 pub struct Requests {
-    wanted: Mutex<Wanted>,
+    wanted: Mutex<(Wanted, Place)>,
     changed: Condvar,
 }
 
+impl std::fmt::Debug for Requests {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Requests").finish_non_exhaustive()
+    }
+}
+
 impl Requests {
-    fn lock(&self) -> MutexGuard<'_, Wanted> {
+    fn lock(&self) -> MutexGuard<'_, (Wanted, Place)> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Requests a flush. The answer goes to the mailbox under the operation's id.
-    pub fn flush(&self, mailbox: &Arc<Mailbox>, operation: u64) {
+    pub fn flush(self: &Arc<Self>, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.flushes);
     }
 
     /// Requests an announcement of all waiting writes in place, answered likewise.
-    pub fn announce(&self, mailbox: &Arc<Mailbox>, operation: u64) {
+    pub fn announce(self: &Arc<Self>, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.announcements);
     }
 
     /// Requests room for further changes, answered likewise.
-    pub fn room(&self, mailbox: &Arc<Mailbox>, operation: u64) {
+    pub fn room(self: &Arc<Self>, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.rooms);
     }
 
     fn ask(
-        &self,
+        self: &Arc<Self>,
         mailbox: &Arc<Mailbox>,
         operation: u64,
         queue: impl FnOnce(&mut Wanted) -> &mut Vec<(Arc<Mailbox>, u64)>,
     ) {
-        let mut wanted = self.lock();
-        if wanted.is_over {
-            drop(wanted);
-            mailbox.put(operation, Err(io::Error::other("the store is closed")));
-            return;
+        if !self.want(|wanted| queue(wanted).push((Arc::clone(mailbox), operation))) {
+            mailbox.put(operation, Err(closed()));
         }
-        queue(&mut wanted).push((Arc::clone(mailbox), operation));
-        self.changed.notify_one();
     }
 
     /// Requests that waiting changes are written to the log, without an answer.
-    pub fn write_back(&self) {
-        self.lock().is_background = true;
-        self.changed.notify_one();
+    pub fn write_back(self: &Arc<Self>) {
+        self.want(|wanted| wanted.is_background = true);
     }
 
     /// Requests a check whether a merge is due, without an answer.
-    pub fn merge(&self) {
-        self.lock().is_merge_due = true;
-        self.changed.notify_one();
+    pub fn merge(self: &Arc<Self>) {
+        self.want(|wanted| wanted.is_merge_due = true);
     }
 
-    /// Takes all requests. If `is_idle`, waits until there is one.
-    fn next(&self, is_idle: bool) -> Wanted {
-        let mut wanted = self.lock();
-        while is_idle && wanted.is_nothing() {
-            wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+    /// Adds a request, and has a thread do the work if none does; false if the journal has ended.
+    fn want(self: &Arc<Self>, add: impl FnOnce(&mut Wanted)) -> bool {
+        let mut state = self.lock();
+        let (wanted, place) = &mut *state;
+        if wanted.is_over {
+            return false;
         }
-        let is_over = wanted.is_over;
-        std::mem::replace(&mut *wanted, Wanted { is_over, ..Wanted::default() })
+        add(wanted);
+        match std::mem::replace(place, Place::Threads) {
+            Place::Resting(work) => {
+                drop(state);
+                Turn { requests: Arc::clone(self), work: Some(work) }.pass_on();
+            }
+            Place::Threads => self.changed.notify_one(),
+            Place::Ended => *place = Place::Ended,
+        }
+        true
+    }
+
+    /// Takes all requests. Waits for one for a while, unless the work `is_merging`; `None` if there
+    /// was none, or if the journal ends.
+    fn next(&self, is_merging: bool) -> Option<Wanted> {
+        let state = self.lock();
+        let is_idle = |state: &mut (Wanted, Place)| !is_merging && state.0.is_nothing();
+        let waited = self.changed.wait_timeout_while(state, LINGER, is_idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.0.is_over || is_idle(&mut state) {
+            return None;
+        }
+        Some(std::mem::take(&mut state.0))
     }
 }
 
-/// The running thread. When this is dropped, it ends after handling all requests.
+fn closed() -> io::Error {
+    io::Error::other("the store is closed")
+}
+
+/// The right to do a journal's work.
+struct Turn {
+    requests: Arc<Requests>,
+    /// Present until it is handed over or back.
+    work: Option<Arc<dyn Work>>,
+}
+
+impl Turn {
+    /// Has a thread do the work.
+    fn pass_on(self) {
+        THREADS.run(move || self.serve());
+    }
+
+    /// Works until there has been nothing to do for a while, or the journal ends.
+    fn serve(self) {
+        while let Some(work) = &self.work {
+            let Some(wanted) = self.requests.next(work.is_merging()) else { break };
+            work.answer(wanted);
+            if THREADS.is_short() {
+                return self.pass_on();
+            }
+        }
+        self.give_back();
+    }
+
+    /// Lets the work rest, unless there is more to do meanwhile.
+    fn give_back(mut self) {
+        let requests = Arc::clone(&self.requests);
+        let mut state = requests.lock();
+        if !state.0.is_nothing() && !state.0.is_over {
+            drop(state);
+            return self.pass_on();
+        }
+        if let Some(work) = self.work.take() {
+            state.1 = Place::Resting(work);
+        }
+        requests.changed.notify_all();
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.work.take().is_none() {
+            return;
+        }
+        // A panic, which is a defect: nothing can be made durable any more.
+        let mut state = self.requests.lock();
+        state.1 = Place::Ended;
+        let is_over = true;
+        let wanted = std::mem::replace(&mut state.0, Wanted { is_over, ..Wanted::default() });
+        drop(state);
+        self.requests.changed.notify_all();
+        for asked in [wanted.announcements, wanted.flushes, wanted.rooms] {
+            answer(asked, &Err(closed()));
+        }
+    }
+}
+
+/// A store's journal. When this is dropped, it ends after handling all requests.
 #[derive(Debug)]
 pub struct Journal {
     requests: Arc<Requests>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Journal {
-    /// Starts the thread.
+    /// Creates it, without anything to do. Fails if it can't have a thread.
     pub fn start<F: Layout>(map: Arc<Map<F>>) -> io::Result<Self> {
-        let requests = Arc::new(Requests::default());
-        let for_thread = Arc::clone(&requests);
-        let run = move || run(&map, &for_thread);
-        let thread = std::thread::Builder::new().name("store-journal".into()).spawn(run)?;
-        Ok(Self { requests, thread: Some(thread) })
+        THREADS.prepare()?;
+        let wanted = Mutex::new((Wanted::default(), Place::Resting(map)));
+        Ok(Self { requests: Arc::new(Requests { wanted, changed: Condvar::new() }) })
     }
 
     /// Where to put requests.
@@ -170,43 +278,56 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        self.requests.lock().is_over = true;
-        self.requests.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // A panic would be a defect, and was reported when it happened.
-            let _ = thread.join();
+        let mut state = self.requests.lock();
+        state.0.is_over = true;
+        self.requests.changed.notify_all();
+        let is_away = |state: &mut (Wanted, Place)| matches!(state.1, Place::Threads);
+        let waited = self.requests.changed.wait_while(state, is_away);
+        state = waited.unwrap_or_else(PoisonError::into_inner);
+        let place = std::mem::replace(&mut state.1, Place::Ended);
+        let is_over = true;
+        let wanted = std::mem::replace(&mut state.0, Wanted { is_over, ..Wanted::default() });
+        drop(state);
+        if let Place::Resting(work) = place {
+            work.answer(wanted);
+            work.finish();
         }
     }
 }
 
-fn run<F: Layout>(map: &Map<F>, requests: &Requests) {
-    sharpen_timers();
-    loop {
-        let wanted = requests.next(!map.is_merging());
+impl<F: Layout> Work for Map<F> {
+    fn answer(&self, wanted: Wanted) {
         if !wanted.announcements.is_empty() {
-            answer(wanted.announcements, &map.announce());
+            answer(wanted.announcements, &self.announce());
         }
         if !wanted.flushes.is_empty() {
-            answer(wanted.flushes, &map.flush());
+            answer(wanted.flushes, &self.flush());
         } else if wanted.is_background {
             // The next write or flush reports a failure.
-            let _ = map.write_back();
+            let _ = self.write_back();
         }
         if !wanted.rooms.is_empty() {
-            answer(wanted.rooms, &map.make_room());
+            answer(wanted.rooms, &self.make_room());
         }
         if wanted.is_over {
-            // Changes that can't be made durable here were never acknowledged as durable.
-            let _ = map.finish();
             return;
         }
         // The next write or flush reports a failure: the map refuses both from then on. If the
         // anchor doesn't answer, the next flush or merge tries again.
-        if map.is_merging() {
-            let _ = map.merge_step();
-        } else if map.is_merge_due() {
-            let _ = map.begin_merge();
+        if Map::is_merging(self) {
+            let _ = self.merge_step();
+        } else if self.is_merge_due() {
+            let _ = self.begin_merge();
         }
+    }
+
+    fn is_merging(&self) -> bool {
+        Map::is_merging(self)
+    }
+
+    fn finish(&self) {
+        // Changes that can't be made durable here were never acknowledged as durable.
+        let _ = Map::finish(self);
     }
 }
 
