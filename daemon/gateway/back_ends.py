@@ -12,7 +12,6 @@ from typing import Final
 
 import grpc
 
-from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
 from sealane.crypto.roles import Role
@@ -27,7 +26,6 @@ from sealane.daemon.gateway.grants import OpenQueue, QueueGrant
 from sealane.daemon.gateway.queue_opening import QueueOpening
 from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolume
 from sealane.daemon.node.identity import Identity
-from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.kinds import AnchorKind, StoreHealth, VolumeMode
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -332,7 +330,7 @@ class VolumeBackEnds:
             claim = None if member is None else member.claim()
             opening = QueueOpening(
                 volume_id=uuid.UUID(descriptor.volume_id),
-                target=verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now()),
+                target=identity.verified(connection.pins[0]),
                 gateway_node=identity.node,
                 kem=identity.keys.kem,
                 queue_id=queue_id,
