@@ -3,7 +3,7 @@
 A succession is a statement by an authority: this other authority succeeds me. While both are
 valid, who trusts one and knows the statement trusts both. Later the successor adds that its
 predecessor is retired. A node keeps statements, so that it needs no other file than the one it was
-set up with. What each signature covers: docs/operate/rotation.md.
+set up with. What each signature covers: docs/operate/authority.md.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -180,9 +180,8 @@ class Succession:
                     "the broker's authority succeeds one that this node doesn't trust",
                 )
             return tuple(trusted)
-        self._verify(
-            before, self.signature, fields(_SUCCESSION, self.predecessor, self.certificate)
-        )
+        signed = fields(_SUCCESSION, self.predecessor, self.certificate)
+        self._verify(before, self.signature, signed)
         if known is None and trusted[-1] is not before:
             raise VerificationError(
                 "anchors.succession.conflict",

@@ -57,7 +57,7 @@ class AnchorKind(StrEnum):
 
 
 class AuthorityStage(StrEnum):
-    """How far the replacement of the brokers' authority is (docs/operate/rotation.md)."""
+    """How far the replacement of the brokers' authority is (docs/operate/authority.md)."""
 
     ANNOUNCED = "announced"
     """Nodes learn to trust the successor."""

@@ -1,6 +1,6 @@
 """Replaces the brokers' authority by a new one, while brokers and nodes run.
 
-The order of events (docs/operate/rotation.md; tests/broker/test_succession_model.py):
+The order of events (docs/operate/authority.md; tests/broker/test_succession_model.py):
 
 1. **Announced**: one commit stores the successor's key and certificate. Each node learns it with
    its next certificate, signed by the present authority, and says with the one after that that its

@@ -183,13 +183,21 @@ class Enrolment:
             raise VerificationError(
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
+        said = (self._in_use, self._certified_by)
+        is_changing = result.HasField("succession") and not result.succession.retirement
         if result.HasField("succession"):
-            self._kept.learn(result.succession)
+            is_changing |= self._kept.learn(result.succession)
         # The identity puts them into its server's configuration with this certificate.
-        self._certified_by = digest(anchors.checked(partial(_issuer, leaf)))
         self._in_use = anchors.digests
+        self._certified_by = digest(anchors.checked(partial(_issuer, leaf)))
+        is_news = said != (self._in_use, self._certified_by)
         metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
-        return Issued(leaf=leaf, metadata=metadata, devices=devices)
+        return Issued(
+            leaf=leaf,
+            metadata=metadata,
+            devices=devices,
+            is_to_be_told=is_changing and is_news,
+        )
 
     def _secondary_types(self) -> list[str]:
         return sorted({source.evidence_type for source in self._sources})

@@ -88,11 +88,13 @@ class Issued:
     """Result of an attestation: a leaf for the attested key, and the metadata for every call.
 
     `devices` are the items of secondary evidence that the policy asked for and accepted, by label.
+    `is_to_be_told`: the broker waits to hear that this role uses what it was just given.
     """
 
     leaf: x509.Certificate
     metadata: tuple[tuple[str, str | bytes], ...] = ()
     devices: Mapping[str, Item] = field(default_factory=dict)
+    is_to_be_told: bool = False
 
 
 Obtain = Callable[[Keys], Awaitable[Issued]]
@@ -210,6 +212,8 @@ class Identity:
             metadata=issued.metadata,
         )
         self._devices = issued.devices
+        if issued.is_to_be_told:
+            self.outdate()
         async with self._replaced:
             self._ended = number, None
             self._replaced.notify_all()

@@ -37,8 +37,8 @@ class KeptAnchors:
         )
         return cls(configured, state / SUCCESSIONS_NAME)
 
-    def learn(self, message: attestation_pb2.Succession) -> None:
-        """Follow a succession that the broker stated.
+    def learn(self, message: attestation_pb2.Succession) -> bool:
+        """Follow a succession that the broker stated; return whether that changed anything.
 
         VerificationError `anchors.succession.…`; nothing has changed. Errors of `replace_file` if
         it can't be kept; nothing has changed either.
@@ -47,7 +47,7 @@ class KeptAnchors:
         before = self.anchors.certificates
         after = learned.follow(before)
         if after == before:
-            return
+            return False
         others = [each for each in self._kept if each.predecessor != learned.predecessor]
         kept = [*others, learned][-SUCCESSIONS_MAX:]
         encoded = attestation_pb2.Successions(successions=map(succession_message, kept))
@@ -57,6 +57,7 @@ class KeptAnchors:
         get_logger().info(
             "trust_anchors_changed", sha256=[each.hex() for each in self.anchors.digests]
         )
+        return True
 
     def _load(self) -> None:
         try:

@@ -193,7 +193,7 @@ class AttestationResult(message.Message):
 
 @typing.final
 class Succession(message.Message):
-    """An authority's statement that another one succeeds it (docs/operate/rotation.md)."""
+    """An authority's statement that another one succeeds it (docs/operate/authority.md)."""
 
     DESCRIPTOR: descriptor.Descriptor
 

@@ -39,7 +39,7 @@ class Scripted(AttestationServicer):
     """A broker's servicer that records sessions, and runs a hook before an answer."""
 
     def __init__(self, name: str, service: VerifierService, *, anchor_pem: bytes) -> None:
-        super().__init__(service, anchor_pem=anchor_pem)
+        super().__init__(service)
         self.name = name
         self.given: list[bytes] = []
         self.sessions: list[tuple[str, bytes]] = []
@@ -102,7 +102,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                 metrics=Metrics(),
             )
             stack.callback(service.close)
-            brokers[name] = Scripted(name, service, anchor_pem=authority.anchor_pem)
+            brokers[name] = Scripted(name, service)
 
             async def issue(keys: Keys, node: str = name) -> Issued:
                 subject = Subject(

@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from attached_hosts import detach_kept
 from control_plane import Daemon, Site, daemon, sealanectl
 from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
@@ -24,6 +25,8 @@ from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.runtime.clock import utc_now
+from sealane.protocol.v1 import trust_pb2
+from sealane.protocol.v1.trust_pb2_grpc import TrustStub
 from trust.test_device_daemons import MIB, World, world
 from trust.test_revocation import HOST, Load
 
@@ -83,6 +86,9 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
             path.write_text(path.read_text().replace(str(anchor), str(own)))
             return path
 
+        away = set_up(world.target_config("s2", directory=str(site.root / "stores2")))
+        with daemon(away):
+            pass
         target = stack.enter_context(daemon(set_up(world.target_config())))
         gateway_config = set_up(
             site.write_config(
@@ -112,9 +118,12 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         _authority(world.broker, "announce", fails_with="confirmation.missing")
         announced = await asyncio.to_thread(_authority, world.broker, "announce", "--yes")
         assert (announced["authority"], announced["stage"]) == (before["authority"], "announced")
-        assert {each["node"] for each in announced["nodes"]} == {"s", "g"}
+        assert {each["node"] for each in announced["nodes"]} == {"s", "s2", "g"}
         refused = _authority(world.broker, "switch", "--yes", fails_with="authority.unready")
         assert "target s" in refused
+        # Its certificate is still valid, though nothing of it runs.
+        revoked = sealanectl("--socket", world.broker.socket, "node", "revoke", "s2", "--yes")
+        assert revoked.returncode == 0, revoked.stderr
         await restarted()
         await _until_nodes(world.broker, _is_empty)
         again = await asyncio.to_thread(_authority, world.broker, "announce", "--yes")
@@ -125,8 +134,13 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
             announced["other"],
             before["authority"],
         )
-        _authority(world.broker, "retire", "--yes", fails_with="authority.needed")
+        restored = sealanectl("--socket", world.broker.socket, "node", "restore", "s2")
+        assert restored.returncode == 0, restored.stderr
+        needed = _authority(world.broker, "retire", "--yes", fails_with="authority.needed")
+        assert "target s2 (not trusting)" in needed
         await restarted()
+        # It was away, and its file has the first authority only.
+        stack.enter_context(daemon(away))
         await _until_nodes(world.broker, _is_empty)
         # What an attacker may have got hold of: the store with the old key, while it was there.
         stolen = site.root / "stolen.sqlite"
@@ -141,7 +155,7 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         assert own.read_bytes() == first.read_bytes()
         [present] = x509.load_pem_x509_certificates(anchor.read_bytes())
         assert digest(present).hex() == retired["authority"]
-        await _attack(stolen, site, world.broker, gateway)
+        await _attack(stolen, site, world.broker)
 
         # A new volume, and nodes that start again with their old file.
         another = await client.volumes.create(size_bytes=MIB)
@@ -151,7 +165,6 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        await detach_kept(gateway, gateway_config) if False else None
     verified = sealanectl(
         "audit",
         "verify",
@@ -167,16 +180,13 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
     assert stages == ["announced", "switched", "retired"]
 
 
-async def _attack(stolen: Path, site: Site, broker: Daemon, gateway: Daemon) -> None:
+async def _attack(stolen: Path, site: Site, broker: Daemon) -> None:
     """A certificate of the retired authority is worth nothing, to brokers or to nodes."""
     store = SqliteStore(stolen)
     registry = await Registry.open(store, WrappingKey(bytes(range(32))), node="broker")
     old = registry.authorities.attesting
     assert old is not registry.authority
     await registry.close()
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     subject = Subject(
         node="g", role="gateway", tenant="t", incarnation=bytes(16), kem_public_key=bytes(32)
@@ -191,9 +201,6 @@ async def _attack(stolen: Path, site: Site, broker: Daemon, gateway: Daemon) -> 
         ),
         certificate_chain=leaf.public_bytes(serialization.Encoding.PEM),
     )
-    from sealane.protocol.v1 import trust_pb2
-    from sealane.protocol.v1.trust_pb2_grpc import TrustStub
-
     async with grpc.aio.secure_channel(
         broker.addresses["broker"],
         credentials,
