@@ -238,7 +238,7 @@ def check_anchor(certificate: x509.Certificate, *, source: str) -> x509.Certific
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
         key = certificate.public_key() if constraints.value.ca else None
-    except (ValueError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
+    except (x509.ExtensionNotFound, UnsupportedAlgorithm, ValueError) as error:
         raise _no_anchor(source) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise _no_anchor(source)

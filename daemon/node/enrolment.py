@@ -242,7 +242,8 @@ class Enrolment:
 
 
 def _issuer(leaf: x509.Certificate, anchor: x509.Certificate) -> x509.Certificate:
-    verify_leaf(leaf, anchor=anchor, now=utc_now())
+    # The identity checks whether it is valid now.
+    verify_leaf(leaf, anchor=anchor, now=leaf.not_valid_before_utc)
     return anchor
 
 

@@ -38,7 +38,7 @@ from trust.verifiers import LISTED, NoBooks, software_policy
 class Scripted(AttestationServicer):
     """A broker's servicer that records sessions, and runs a hook before an answer."""
 
-    def __init__(self, name: str, service: VerifierService, *, anchor_pem: bytes) -> None:
+    def __init__(self, name: str, service: VerifierService) -> None:
         super().__init__(service)
         self.name = name
         self.given: list[bytes] = []
