@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from cryptography import x509
+
 from sealane.cli.output import Output
 from sealane.cli.verbs import confirm, destructive, offline, verb
 from sealane.client import Client, translated
-from sealane.crypto.certificates import parse_anchor
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.snapshot import RecipientKey, parse_recipient
 from sealane.daemon.broker.restore import Restore, broker_of, check_empty, filled, prepared
 from sealane.daemon.broker.restored import Accepted
@@ -19,7 +21,7 @@ from sealane.daemon.config import load_config
 from sealane.daemon.runtime.directories import as_daemon, claimed_state
 from sealane.daemon.runtime.files import new_file, read_file, read_secret
 from sealane.daemon.runtime.logs import set_up_logs
-from sealane.errors import UsageError
+from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import operator_pb2
 
 _SNAPSHOT_SECONDS: Final = 3600.0
@@ -38,9 +40,7 @@ async def broker_snapshot(client: Client, options: argparse.Namespace, output: O
 def broker_restore(options: argparse.Namespace, output: Output) -> None:
     """Restore a snapshot into the empty store of a configured broker that doesn't run."""
     key = RecipientKey.parse(read_secret(str(options.key), key="--key"), source=str(options.key))
-    anchor = parse_anchor(
-        read_file(str(options.trust_anchor), key="--trust-anchor"), source=str(options.trust_anchor)
-    )
+    anchors = _anchors(options.trust_anchor)
     accepted = Accepted(nodes=options.accept, devices=options.accept_device)
     config = load_config(options.config)
     set_up_logs("error", node=config.node.name)
@@ -51,14 +51,19 @@ def broker_restore(options: argparse.Namespace, output: Output) -> None:
         raise UsageError("config.unreadable", f"{options.file}: {error.strerror}") from error
     state_dir = Path(config.node.state_dir)
     with file, as_daemon(state_dir), claimed_state(state_dir):
-        restore = prepared(
-            file,
-            config,
-            key=key,
-            anchor=anchor,
-            accepted=accepted,
-            restored_before=options.restored_before,
-        )
+
+        def prepare(anchor: x509.Certificate) -> Restore:
+            file.seek(0)
+            return prepared(
+                file,
+                config,
+                key=key,
+                anchor=anchor,
+                accepted=accepted,
+                restored_before=options.restored_before,
+            )
+
+        restore = anchors.checked(prepare)
         asyncio.run(check_empty(config))
         confirm(options, _consequence(restore))
         asyncio.run(filled(restore, config))
@@ -109,6 +114,14 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise UsageError("broker.snapshot.unwritable", f"{path}: {error.strerror}") from error
+
+
+def _anchors(path: Path) -> TrustAnchors:
+    content = read_file(str(path), key="--trust-anchor")
+    try:
+        return TrustAnchors.parse(content, source=str(path))
+    except VerificationError as error:
+        raise UsageError("config.value", f"{path}: allowed: a certificate in PEM") from error
 
 
 def _device(text: str) -> uuid.UUID:

@@ -43,6 +43,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("keys:add_verbs", "broker:add_key_verbs", "encryption_keys:add_verbs"),
     ),
     "broker": ("backups of a broker's store", ("backup:add_verbs",)),
+    "authority": ("the brokers' authority and its replacement", ("authority:add_verbs",)),
     "lease": ("counter leases of a broker", ("broker:add_lease_verbs",)),
     "attest": (
         "evidence and attestation results",

@@ -7,6 +7,7 @@ from typing import Any
 from cryptography import x509
 
 from sealane.cli.output import Output
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.ar4si import tier_of
 from sealane.crypto.attestation.ear import AttestationResult, read_unverified
 from sealane.crypto.certificates import verify_leaf, verify_verifier
@@ -75,10 +76,11 @@ def _print(
 def _certificate_rows(
     identity: nodes_pb2.RoleIdentity, certificate: x509.Certificate, now: dt.datetime
 ) -> dict[str, Any]:
-    anchor = x509.load_der_x509_certificate(identity.trust_anchor)
+    anchors = _anchors(identity)
+    start = certificate.not_valid_before_utc
     try:
         # Checked as of its own start: an expired one is shown, too.
-        subject = verify_leaf(certificate, anchor=anchor, now=certificate.not_valid_before_utc)
+        subject = anchors.checked(lambda anchor: verify_leaf(certificate, anchor=anchor, now=start))
     except VerificationError as error:
         return {"certificate": f"REFUSED: {error}"}
     return {
@@ -88,19 +90,25 @@ def _certificate_rows(
         "KEM key": f"{subject.kem_algorithm} {subject.kem_public_key.hex()}",
         "certificate serial": f"{certificate.serial_number:x}",
         "certificate until": _until(certificate.not_valid_after_utc, now),
-        "trust anchor until": _until(anchor.not_valid_after_utc, now),
+        "trust anchors until": ", ".join(
+            _until(anchor.not_valid_after_utc, now) for anchor in anchors.certificates
+        ),
     }
+
+
+def _anchors(identity: nodes_pb2.RoleIdentity) -> TrustAnchors:
+    return TrustAnchors(*map(x509.load_der_x509_certificate, identity.trust_anchors))
 
 
 def _verdict(
     identity: nodes_pb2.RoleIdentity, certificate: x509.Certificate, now: dt.datetime
 ) -> dict[str, Any]:
     """Check the result as a peer would at a call."""
-    anchor = x509.load_der_x509_certificate(identity.trust_anchor)
+    anchors = _anchors(identity)
     try:
         verifier = x509.load_der_x509_certificate(identity.verifier_certificate)
-        verify_verifier(verifier, anchor=anchor, now=now)
-        subject = verify_leaf(certificate, anchor=anchor, now=now)
+        anchors.checked(lambda anchor: verify_verifier(verifier, anchor=anchor, now=now))
+        subject = anchors.checked(lambda anchor: verify_leaf(certificate, anchor=anchor, now=now))
         verified_result(identity.token, identity.verifier_certificate).check(
             leaf=certificate, subject=subject.spiffe_id, now=now
         )

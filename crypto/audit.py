@@ -25,6 +25,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.anchors import Verifying
 from sealane.crypto.encoding import JSON, canonical_json, fields, parse_canonical_json
 from sealane.errors import UsageError, VerificationError
 
@@ -213,7 +214,7 @@ class SegmentStart:
     beginning: Head
 
     @classmethod
-    def of(cls, record: Record, *, signer: ec.EllipticCurvePublicKey | None) -> "SegmentStart":
+    def of(cls, record: Record, *, signer: Verifying | None) -> "SegmentStart":
         """Return what the record says, checked with `signer` unless that is None.
 
         VerificationError `audit.record.malformed` or `audit.checkpoint.signature`.
@@ -246,7 +247,7 @@ class SegmentStart:
 class ChainReader:
     """Checks successive lines, from the first record of a log on."""
 
-    def __init__(self, signer: ec.EllipticCurvePublicKey | None) -> None:
+    def __init__(self, signer: Verifying | None) -> None:
         """Check checkpoints with `signer`; without one they are counted as unsigned."""
         self._signer = signer
         self._is_begun = False
@@ -309,7 +310,7 @@ class ChainReader:
             self._is_retired = False
 
 
-def verify_log(lines: Iterable[bytes], *, signer: ec.EllipticCurvePublicKey | None) -> ChainReader:
+def verify_log(lines: Iterable[bytes], *, signer: Verifying | None) -> ChainReader:
     """Check a whole log and return the reader at its end."""
     reader = ChainReader(signer)
     for line in lines:
@@ -331,7 +332,7 @@ def _after(head: Head, line: bytes) -> Head:
     return Head(sequence=head.sequence + 1, digest=hashlib.sha256(line).digest())
 
 
-def _check_signature(record: Record, signed: bytes, signer: ec.EllipticCurvePublicKey) -> None:
+def _check_signature(record: Record, signed: bytes, signer: Verifying) -> None:
     try:
         signature = base64.b64decode(str(record.detail.get("signature")), validate=True)
         signer.verify(signature, signed, ec.ECDSA(SHA256()))

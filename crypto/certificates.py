@@ -228,17 +228,28 @@ def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
     """Parse a trust anchor; VerificationError names `source` if it is not one."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise _no_anchor(source) from error
+    return check_anchor(certificate, source=source)
+
+
+def check_anchor(certificate: x509.Certificate, *, source: str) -> x509.Certificate:
+    """Return the certificate; VerificationError names `source` if it is not a trust anchor."""
+    try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
-        is_authority = constraints.value.ca
-    except (ValueError, x509.ExtensionNotFound):
-        is_authority = False
-    key = certificate.public_key() if is_authority else None
+        key = certificate.public_key() if constraints.value.ca else None
+    except (x509.ExtensionNotFound, UnsupportedAlgorithm, ValueError) as error:
+        raise _no_anchor(source) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise VerificationError(
-            "certificate.anchor.malformed",
-            f"{source}: not a trust anchor; allowed: one PEM certificate of a P-256 authority",
-        )
+        raise _no_anchor(source)
     return certificate
+
+
+def _no_anchor(source: str) -> VerificationError:
+    return VerificationError(
+        "certificate.anchor.malformed",
+        f"{source}: not a trust anchor; allowed: one PEM certificate of a P-256 authority",
+    )
 
 
 def anchor_key(anchor: x509.Certificate) -> ec.EllipticCurvePublicKey:

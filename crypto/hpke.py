@@ -12,6 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.anchors import Verifying
 from sealane.crypto.encoding import fields
 from sealane.crypto.kem import X25519, KemKey, seal, unseal
 from sealane.errors import UsageError, VerificationError
@@ -101,7 +102,7 @@ def open_signed(
     *,
     private_key: KemKey,
     context: Context,
-    signer: ec.EllipticCurvePublicKey,
+    signer: Verifying,
 ) -> bytearray:
     """Check the signature, open and return the secret; the caller wipes it.
 

@@ -6,7 +6,7 @@ reported before anything is served, and always in the same words.
 
 from pathlib import Path
 
-from sealane.crypto.certificates import parse_anchor
+from sealane.crypto.anchors import TrustAnchors
 from sealane.daemon.config import Config, EnrolmentConfig, load_config
 from sealane.daemon.node.evidence.choose import check_driver
 from sealane.daemon.runtime.certificate_files import read_certificates
@@ -72,5 +72,5 @@ def _check_enrolment(config: EnrolmentConfig, *, own_anchor: Path | None) -> Non
     # A broker writes its own trust anchor at each start, before the first role needs it.
     if anchor != own_anchor:
         key = "enrolment.trust_anchor"
-        parse_anchor(read_file(str(anchor), key=key), source=f"{key} {anchor}")
+        TrustAnchors.parse(read_file(str(anchor), key=key), source=f"{key} {anchor}")
     check_driver(config)

@@ -56,6 +56,28 @@ class AnchorKind(StrEnum):
     NONE = "none"
 
 
+class AuthorityStage(StrEnum):
+    """How far the replacement of the brokers' authority is (docs/operate/authority.md)."""
+
+    ANNOUNCED = "announced"
+    """Nodes learn to trust the successor."""
+    SWITCHED = "switched"
+    """The successor signs; the authority before is still trusted."""
+    RETIRED = "retired"
+    """The authority before is no longer trusted."""
+
+
+class AuthorityLag(StrEnum):
+    """How a role of a node lags behind a replacement of the authority."""
+
+    NOT_TRUSTING = "not trusting"
+    """It never said that it trusts the successor."""
+    CERTIFIED = "certified"
+    """It has a certificate of the authority before."""
+    TRUSTING = "trusting"
+    """It said last that it trusts the authority before, which is retired."""
+
+
 class StoreHealth(StrEnum):
     """How a store is."""
 

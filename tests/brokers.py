@@ -1,14 +1,21 @@
 """Brokers without a daemon, for tests."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import datetime as dt
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from sealane.crypto.audit import GENESIS, Detail, Outcome
+from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.keyring import Keyring
 from sealane.daemon.broker.leases import SignedLease
 from sealane.daemon.broker.operator_servicer import OperatorServicer
+from sealane.daemon.broker.records import AuthorityRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.rewrapping import Rewrapping
 from sealane.daemon.broker.service import BrokerService
@@ -16,7 +23,9 @@ from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.broker.succession import AuthoritySuccession
 from sealane.daemon.device.anchors.counter import FileCounter, MonotonicCounter
+from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 
 
@@ -120,10 +129,42 @@ def rewrapping_of(
     )
 
 
+def succession_of(
+    registry: Registry,
+    *,
+    audit: MemoryAudit | None = None,
+    now: Callable[[], dt.datetime] = utc_now,
+) -> AuthoritySuccession:
+    """Return the replacement of the authority at a broker without counters."""
+
+    async def cover(_revision: int) -> None:
+        pass
+
+    return AuthoritySuccession(
+        registry, node="b", cover=cover, audit=audit or MemoryAudit(), now=now
+    )
+
+
+def authorities_of(authority: CertificateAuthority) -> Authorities:
+    """Return an authority that is never replaced, as brokers hold it."""
+    record = AuthorityRecord(
+        wrapped_key=b"",
+        certificate=authority.certificate.public_bytes(Encoding.DER),
+        wrapped_record_key=b"",
+    )
+    return Authorities(record, Keyring([]), authority)
+
+
+async def unchanged_authorities() -> None:
+    """Read that the authorities haven't changed."""
+
+
 def operator_of(broker: BrokerService) -> OperatorServicer:
     """Return the service of the broker's operator."""
     snapshots = Snapshots(broker.registry, node="b", audit=broker.audit, metrics=Metrics())
-    return OperatorServicer(broker, rewrapping_of(broker.registry), snapshots)
+    return OperatorServicer(
+        broker, rewrapping_of(broker.registry), succession_of(broker.registry), snapshots
+    )
 
 
 def token_of(broker: BrokerService, lease: SignedLease) -> bytes:

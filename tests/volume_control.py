@@ -16,6 +16,7 @@ from cryptography import x509
 
 from brokers import running_broker
 from patience import PATIENCE_SECONDS
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.broker.device_servicer import DevicesServicer
@@ -526,7 +527,7 @@ async def identity(
     identity = Identity(
         node=node,
         role=role,
-        anchor=broker.authority.certificate,
+        anchors=TrustAnchors(broker.authority.certificate),
         obtain=issue,
         metrics=metrics or Metrics(),
     )
@@ -583,7 +584,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         refusals = SummedAudit(broker.audit)
         stack.push_async_callback(refusals.close)
         authorizer = Authorizer(
-            broker.authority.certificate,
+            TrustAnchors(broker.authority.certificate),
             server=identities["broker"].spiffe_id,
             admit=everybody,
             metrics=metrics,
@@ -593,7 +594,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             target,
             node="s",
             store="memory",
-            anchor=broker.authority.certificate,
+            anchors=TrustAnchors(broker.authority.certificate),
             kem=identities["target"].keys.kem,
             authorizations=authorizations,
         )
@@ -617,7 +618,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         storage_server = new_server(
             metrics,
             Authorizer(
-                broker.authority.certificate,
+                TrustAnchors(broker.authority.certificate),
                 server=identities["target"].spiffe_id,
                 admit=authorizations.admit,
                 metrics=metrics,

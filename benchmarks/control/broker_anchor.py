@@ -18,6 +18,7 @@ from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.node.enrolment import Enrolment
 from sealane.daemon.node.evidence.software import SoftwareDriver
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.runtime.metrics import Metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -73,9 +74,10 @@ async def _enrolled(
         evidence="software",
         key_file=str(site.root / f"{node}.pem"),
     )
-    enrolment = Enrolment(config, node=node, role=role, driver=SoftwareDriver(key))
+    kept = KeptAnchors.open(config, Path(config.trust_anchor).parent)
+    enrolment = Enrolment(config, node=node, role=role, driver=SoftwareDriver(key), kept=kept)
     identity = Identity(
-        node=node, role=role, anchor=enrolment.anchor, obtain=enrolment.obtain, metrics=Metrics()
+        node=node, role=role, anchors=kept.anchors, obtain=enrolment.obtain, metrics=Metrics()
     )
     await identity.renew()
     stack.push_async_callback(identity.channels.close)

@@ -103,6 +103,11 @@ class ResultSigner:
         self._key = ec.generate_private_key(ec.SECP384R1())
         self._certificate = self._certify(now)
 
+    def succeed(self, authority: CertificateAuthority, *, now: dt.datetime) -> None:
+        """Have the key certified by another authority from now on."""
+        self._authority = authority
+        self._certificate = self._certify(now)
+
     def certificate(self, *, now: dt.datetime) -> x509.Certificate:
         """Return the key's certificate; it is replaced at half of its lifetime."""
         begin, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc

@@ -5,7 +5,7 @@
 
 import datetime as dt
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,7 +78,8 @@ class Verifier:
         find: Callable[[str], EvidenceVerifier | None] = _find_none,
     ) -> None:
         self.audience = audience
-        self._verifier_key_sha256 = verifier_key_sha256
+        self.verifier_keys: Collection[bytes] = (verifier_key_sha256,)
+        """SHA-256 of the keys of the authorities, of which evidence must name one."""
         self._challenges = Challenges()
         self._own = evidence_verifiers
         self._find = find
@@ -250,7 +251,7 @@ class Verifier:
                 "attestation.audience.mismatch",
                 f"the runtime data is for {data.audience!r}, this is {self.audience!r}",
             )
-        if data.verifier_key_sha256 != self._verifier_key_sha256:
+        if data.verifier_key_sha256 not in self.verifier_keys:
             raise VerificationError(
                 "attestation.verifier.mismatch", "the node trusts a different verifier's key"
             )

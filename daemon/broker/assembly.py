@@ -92,7 +92,7 @@ async def open_verifier(
     metrics: Metrics,
 ) -> VerifierParts:
     """Open all parts of the verifier in order of dependency; `stack` closes them in reverse."""
-    authority = broker.authority
+    authorities = broker.registry.authorities
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
         registry=broker.registry,
@@ -110,8 +110,14 @@ async def open_verifier(
         ),
         find=find_verifier,
         audience=spiffe_id(node, Role.BROKER),
-        verifier_key_sha256=key_digest(authority.certificate),
+        verifier_key_sha256=key_digest(authorities.signing.certificate),
     )
+
+    def follow() -> None:
+        verifier.verifier_keys = [*map(key_digest, authorities.anchors.certificates)]
+
+    follow()
+    authorities.on_change.append(follow)
 
     def enact(policy: Policy) -> None:
         verifier.policy = policy
@@ -151,7 +157,8 @@ async def open_verifier(
     service = VerifierService(
         verifier,
         books=membership,
-        authority=authority,
+        authorities=authorities,
+        refresh=broker.registry.refresh_authorities,
         broker=node,
         audit=broker.audit,
         clocks=Clocks(broker.registry),

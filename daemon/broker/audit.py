@@ -37,6 +37,7 @@ from typing import BinaryIO, Final, Protocol
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealane.crypto.anchors import Verifying
 from sealane.crypto.audit import GENESIS, Chain, Detail, Head, Outcome
 from sealane.daemon.broker.audit_head import HeadKeeper
 from sealane.daemon.broker.audit_retention import Retention, TimeWatch, beginning_after
@@ -167,10 +168,13 @@ class AuditLog:
         *,
         keeper: HeadKeeper,
         signing_key: ec.EllipticCurvePrivateKey,
+        signer: Verifying | None = None,
         cutting: Cutting | None = None,
         retention: Retention | None = None,
     ) -> "AuditLog":
         """Open or create the log at `path`.
+
+        `signer` accepts the signatures that are in it; default: those of `signing_key`.
 
         All records up to the stored head must be there: VerificationError `audit.truncated`; so
         must all segments since the log's recorded beginning: `audit.beginning.missing`. A torn last
@@ -182,7 +186,7 @@ class AuditLog:
         kept = await keeper.read()
         try:
             recovery = await asyncio.to_thread(
-                open_segments, path, kept, signer=signing_key.public_key()
+                open_segments, path, kept, signer=signer or signing_key.public_key()
             )
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{path}: {error.strerror}") from error
@@ -373,6 +377,10 @@ class AuditLog:
         self._pending.append(
             _Line(content=line, head=self._chain.head, begins=begins, beginning=beginning)
         )
+
+    def sign_with(self, key: ec.EllipticCurvePrivateKey) -> None:
+        """Sign checkpoints and segments with another key from now on."""
+        self._signing_key = key
 
     def _append_checkpoint(self) -> None:
         line = self._chain.checkpoint(self._signing_key, now=utc_now())

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from sealane.crypto.anchors import Verifying
 from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Head, Record, SegmentStart
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.files import sync_directory
@@ -76,7 +75,7 @@ def identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def open_segments(path: Path, kept: Head, *, signer: ec.EllipticCurvePublicKey) -> Recovered:
+def open_segments(path: Path, kept: Head, *, signer: Verifying) -> Recovered:
     """Open the log at `path`, whose records must include `kept`; creates it if there is none.
 
     VerificationError `audit.truncated`, `audit.beginning.missing` or those of `SegmentStart.of`;
@@ -163,7 +162,7 @@ def lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
     yield rest
 
 
-def _read_start(log: Path, path: Path, signer: ec.EllipticCurvePublicKey) -> tuple[Segment, Head]:
+def _read_start(log: Path, path: Path, signer: Verifying) -> tuple[Segment, Head]:
     """Return a segment and where the log begins by its first record."""
     with path.open("rb") as file:
         line = file.readline(LINE_BYTES_MAX + 1)

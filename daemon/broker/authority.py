@@ -28,10 +28,7 @@ OWNER: Final = "broker"
 
 def new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, bytes]:
     """Return a new authority and its key for the MACs of records."""
-    made = CertificateAuthority.create(broker=node, now=utc_now())
-    key = made.private_bytes()
-    wrapped = wrapping.wrap(key, purpose=BROKER_KEY, owner=OWNER)
-    wipe(key)
+    made, wrapped = new_signer(wrapping, node)
     record_key, wrapped_record_key = new_record_key(wrapping)
     record = AuthorityRecord(
         wrapped_key=wrapped,
@@ -39,6 +36,16 @@ def new_authority(wrapping: KeyWrapper, node: str) -> tuple[AuthorityRecord, byt
         wrapped_record_key=wrapped_record_key,
     )
     return record, record_key
+
+
+def new_signer(wrapping: KeyWrapper, node: str) -> tuple[CertificateAuthority, bytes]:
+    """Return a new key and certificate of an authority, and its key wrapped."""
+    made = CertificateAuthority.create(broker=node, now=utc_now())
+    key = made.private_bytes()
+    try:
+        return made, wrapping.wrap(key, purpose=BROKER_KEY, owner=OWNER)
+    finally:
+        wipe(key)
 
 
 def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
@@ -61,16 +68,30 @@ def rewrapped_authority(
     record: AuthorityRecord, keys: Keyring, *, key_id: bytes
 ) -> AuthorityRecord:
     """Return `record` with its keys wrapped under the key `key_id`, and the one before noted."""
-    wrapping, previous, changed = keys.key(key_id), record.key_id, {}
-    for field, purpose in (("wrapped_key", BROKER_KEY), ("wrapped_record_key", RECORD_KEY)):
-        secret, previous = keys.unwrap(
-            getattr(record, field), key_id=record.key_id, purpose=purpose, owner=OWNER
-        )
+    wrapping = keys.key(key_id)
+
+    def again(wrapped: bytes, purpose: str) -> tuple[bytes, bytes]:
+        secret, previous = keys.unwrap(wrapped, key_id=record.key_id, purpose=purpose, owner=OWNER)
         try:
-            changed[field] = wrapping.wrap(secret, purpose=purpose, owner=OWNER)
+            return wrapping.wrap(secret, purpose=purpose, owner=OWNER), previous
         finally:
             wipe(secret)
-    return record.model_copy(update={**changed, "key_id": key_id, "previous_key_id": previous})
+
+    key, _ = again(record.wrapped_key, BROKER_KEY)
+    record_key, previous = again(record.wrapped_record_key, RECORD_KEY)
+    succession = record.succession
+    if succession is not None and succession.wrapped_key:
+        other, _ = again(succession.wrapped_key, BROKER_KEY)
+        succession = succession.model_copy(update={"wrapped_key": other})
+    return record.model_copy(
+        update={
+            "wrapped_key": key,
+            "wrapped_record_key": record_key,
+            "succession": succession,
+            "key_id": key_id,
+            "previous_key_id": previous,
+        }
+    )
 
 
 def parse_authority(entry: Entry) -> AuthorityRecord:
@@ -94,15 +115,22 @@ def opened_authority(
     record: AuthorityRecord, keys: Keyring
 ) -> tuple[CertificateAuthority, bytes, bytes]:
     """Return the authority, the key for the MACs of records, and the id of their wrapping key."""
-    encoded, key_id = keys.unwrap(
-        record.wrapped_key, key_id=record.key_id, purpose=BROKER_KEY, owner=OWNER
+    authority, key_id = opened_signer(
+        record.wrapped_key, record.certificate, keys, key_id=record.key_id
     )
-    key = serialization.load_der_private_key(bytes(encoded), password=None)
-    wipe(encoded)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
-    authority = CertificateAuthority(key, x509.load_der_x509_certificate(record.certificate))
     record_key, _ = keys.unwrap(
         record.wrapped_record_key, key_id=key_id, purpose=RECORD_KEY, owner=OWNER
     )
     return authority, bytes(record_key), key_id
+
+
+def opened_signer(
+    wrapped: bytes, certificate: bytes, keys: Keyring, *, key_id: bytes
+) -> tuple[CertificateAuthority, bytes]:
+    """Return an authority with its key, and the id of the key that this is wrapped under."""
+    encoded, found = keys.unwrap(wrapped, key_id=key_id, purpose=BROKER_KEY, owner=OWNER)
+    key = serialization.load_der_private_key(bytes(encoded), password=None)
+    wipe(encoded)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
+    return CertificateAuthority(key, x509.load_der_x509_certificate(certificate)), found

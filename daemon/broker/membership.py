@@ -19,9 +19,11 @@ from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
 from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.authority import same_authority
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
 from sealane.daemon.broker.records import (
+    AuthorityRecord,
     NodeRecord,
     Revocation,
     StatedRecord,
@@ -29,7 +31,8 @@ from sealane.daemon.broker.records import (
     WhereaboutsRecord,
 )
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.stated import Stated
+from sealane.daemon.broker.stated import Stated, stated_by
+from sealane.daemon.broker.succession import issued_by, should_attest_again
 from sealane.daemon.node.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.node.channels import UNATTESTED
 from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
@@ -124,14 +127,14 @@ class Membership:
         stored = await self._stored(caller.node, caller.role)
         record = stored.record if stored else None
         _check_not_revoked(record, issued=leaf.not_valid_before_utc + SKEW)
-        if record is None:
+        if stored is None or record is None:
             raise VerificationError(UNKNOWN, f"no attestation of {caller.spiffe_id} is known")
         if record.incarnation != caller.incarnation:
             raise VerificationError(
                 SUPERSEDED, f"another process has since attested as {caller.spiffe_id}"
             )
         _check_not_refused(record, result.policy_version)
-        return is_outdated
+        return is_outdated or await self._is_lagging(stored)
 
     async def attested(
         self,
@@ -176,10 +179,14 @@ class Membership:
                 "attested_at": self._now(),
             }
             record = before.model_copy(update=update)
+            authority = await self._registry.authority_record()
+            _check_signing(authority.record, leaf)
             said = StatedRecord(
                 incarnation=subject.incarnation,
                 version=stated.version,
                 clock_skew_ms=stated.clock_skew_ms,
+                trusted=stated.trusted,
+                certified_by=stated.certified_by,
             )
             where = WhereaboutsRecord(
                 incarnation=subject.incarnation,
@@ -188,7 +195,7 @@ class Membership:
             )
             registry = self._registry
             return await registry.commit(
-                [registry.nodes.unchanged(name, known)],
+                [registry.nodes.unchanged(name, known), same_authority(authority)],
                 {
                     **registry.nodes.sealed(name, record),
                     **registry.stated.sealed(name, said),
@@ -385,6 +392,15 @@ class Membership:
         _check_not_refused(record, record.policy_version)
         return ""
 
+    async def _is_lagging(self, stored: Stored[NodeRecord]) -> bool:
+        """Return whether a node should attest again because the authority is being replaced."""
+        authorities, now = self._registry.authorities, self._now()
+        if not authorities.is_changing(now):
+            return False
+        said = await self._registry.stated.get(stored.name)
+        stated = stated_by(stored.record, said)
+        return should_attest_again(stored.record, stated, authorities, now=now)
+
     async def _is_revoked(self, node: str, role: str) -> bool:
         stored = await self._stored(node, role)
         return stored is not None and stored.record.revocation is not None
@@ -446,6 +462,15 @@ def _check_not_revoked(record: NodeRecord | None, *, issued: dt.datetime) -> Non
         )
 
 
+def _check_signing(record: AuthorityRecord, leaf: x509.Certificate) -> None:
+    """Raise UnavailableError unless the authority that signs now issued a leaf."""
+    if not issued_by(leaf, x509.load_der_x509_certificate(record.certificate)):
+        raise UnavailableError(
+            "attestation.authority.changed",
+            "the authority was replaced during the attestation: attest again",
+        )
+
+
 def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
     if record.refused_version > policy_version:
         raise VerificationError(
@@ -462,9 +487,7 @@ def _member(
     now: dt.datetime,
 ) -> Member:
     """Return a node; without what a broker of an earlier version didn't record of this process."""
-    stated, call_address = Stated(), ""
-    if said is not None and said.record.incarnation == record.incarnation:
-        stated = Stated(version=said.record.version, clock_skew_ms=said.record.clock_skew_ms)
+    stated, call_address = stated_by(record, said), ""
     if where is not None and where.record.incarnation == record.incarnation:
         stated = replace(stated, addresses=where.record.addresses)
         call_address = where.record.call_address

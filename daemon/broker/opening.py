@@ -25,6 +25,7 @@ from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.broker.succession import AuthoritySuccession
 from sealane.daemon.config import BrokerConfig, EtcdConfig
 from sealane.daemon.device.anchors.choose import open_counter
 from sealane.daemon.node.tpm_connection import open_tpm
@@ -48,6 +49,7 @@ class OpenedBroker:
     service: BrokerService
     instance: Instance
     rewrapping: Rewrapping
+    succession: AuthoritySuccession
     audit: SummedAudit
     log: AuditLog
 
@@ -83,6 +85,7 @@ async def opened_broker(
             state / AUDIT_NAME,
             keeper=RegistryHead(registry, instance=config.instance),
             signing_key=registry.authority.signing_key,
+            signer=registry.authorities.audit_key,
             cutting=Cutting(
                 bytes_max=config.audit_segment_bytes,
                 age=dt.timedelta(hours=config.audit_segment_hours),
@@ -108,7 +111,12 @@ async def opened_broker(
         )
         await rewrapping.announce()
         yield OpenedBroker(
-            service=service, instance=instance, rewrapping=rewrapping, audit=summed, log=audit
+            service=service,
+            instance=instance,
+            rewrapping=rewrapping,
+            succession=AuthoritySuccession(registry, node=node, cover=instance.cover, audit=summed),
+            audit=summed,
+            log=audit,
         )
 
 

@@ -6,17 +6,21 @@ It is served on the broker's Unix socket.
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from google.protobuf import timestamp_pb2
 
+from sealane.crypto.anchors import digest
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.rewrapping import Progress, Rewrapping
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.snapshot import Snapshots
+from sealane.daemon.broker.succession import AuthoritySuccession, LaggingNode
 from sealane.daemon.broker.volume_access import descriptor_of
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
+from sealane.errors import UsageError
 from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
@@ -24,8 +28,15 @@ from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     """Rotates keys, lists volumes and leases, and takes snapshots."""
 
-    def __init__(self, broker: BrokerService, rewrapping: Rewrapping, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        broker: BrokerService,
+        rewrapping: Rewrapping,
+        succession: AuthoritySuccession,
+        snapshots: Snapshots,
+    ) -> None:
         self._broker = broker
+        self._succession = succession
         self._rewrapping = rewrapping
         self._snapshots = snapshots
 
@@ -44,6 +55,28 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     ) -> operator_pb2.EncryptionKeys:
         """Return which key encryption keys are in use, and how far a rotation is."""
         return _keys(await self._rewrapping.progress())
+
+    async def ReplaceAuthority(
+        self, request: operator_pb2.ReplaceAuthorityRequest, context: Context
+    ) -> operator_pb2.Authorities:
+        """Take the next step of a replacement of the authority."""
+        async with refusals_recorded(self._broker.audit, "authority.replace", subject="operator"):
+            match request.step:
+                case operator_pb2.ReplaceAuthorityRequest.ANNOUNCE:
+                    await self._succession.announce()
+                case operator_pb2.ReplaceAuthorityRequest.SWITCH:
+                    await self._succession.switch()
+                case operator_pb2.ReplaceAuthorityRequest.RETIRE:
+                    await self._succession.retire(gone=frozenset(request.gone_nodes))
+                case _:
+                    raise UsageError("authority.stage", f"there is no step {request.step}")
+        return _authorities(*await self._succession.progress())
+
+    async def GetAuthorities(
+        self, request: operator_pb2.GetAuthoritiesRequest, context: Context
+    ) -> operator_pb2.Authorities:
+        """Return the authorities, and which nodes lag behind a replacement."""
+        return _authorities(*await self._succession.progress())
 
     async def RotateVolumeKey(
         self, request: operator_pb2.RotateVolumeKeyRequest, context: Context
@@ -100,6 +133,26 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             ],
             next_page_token=page[-1].name if has_more else "",
         )
+
+
+def _authorities(
+    authorities: Authorities, lagging: Sequence[LaggingNode]
+) -> operator_pb2.Authorities:
+    answer = operator_pb2.Authorities(
+        authority=digest(authorities.signing.certificate),
+        other=authorities.other,
+        stage=authorities.stage or "",
+        nodes=[
+            operator_pb2.AuthorityNode(
+                node=each.node, role=each.role, state=each.lag, is_active=each.is_active
+            )
+            for each in lagging
+        ],
+        trust_anchors_pem=authorities.anchors.pem,
+    )
+    if authorities.began_at is not None:
+        answer.change_time.FromDatetime(authorities.began_at)
+    return answer
 
 
 def _keys(progress: Progress) -> operator_pb2.EncryptionKeys:

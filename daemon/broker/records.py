@@ -29,7 +29,7 @@ from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
-from sealane.protocol.kinds import AnchorKind, VolumeMode
+from sealane.protocol.kinds import AnchorKind, AuthorityStage, VolumeMode
 
 RESTORES_MAX: Final = 256
 FENCING_EPOCH_MAX: Final = (1 << 32) - 1
@@ -39,6 +39,7 @@ SHARES_MAX: Final = 64
 """Tenants that a volume can be shared with at the same time."""
 
 RETIRED_KEYS_MAX: Final = 4096
+RETIRED_AUTHORITIES_MAX: Final = 64
 
 
 def _is_empty(value: Sized) -> bool:
@@ -61,12 +62,29 @@ class Record(BaseModel):
     )
 
 
+class SuccessionRecord(Record):
+    """The present or last replacement of the authority (sealane.daemon.broker.succession).
+
+    `certificate` is the other authority's (DER): the successor's while it is announced, afterwards
+    the predecessor's. Its key, wrapped, is kept until the predecessor is retired. The signatures
+    are those of `sealane.crypto.anchors.Succession`.
+    """
+
+    stage: AuthorityStage
+    began_at: dt.datetime
+    certificate: bytes
+    wrapped_key: bytes = b""
+    signature: bytes
+    retirement: bytes = b""
+
+
 class AuthorityRecord(Record):
     """The brokers' common authority, and which key encryption key its secrets are wrapped under.
 
     New keys are wrapped under the same. While `previous_key_id` is set, other records may still be
     wrapped under that one (sealane.daemon.broker.rewrapping). `retired_key_ids` are of keys that
-    were replaced, oldest first.
+    were replaced, oldest first; `retired_certificates` (DER) are those of retired authorities,
+    whose signatures are still in audit logs.
     """
 
     wrapped_key: bytes
@@ -76,6 +94,13 @@ class AuthorityRecord(Record):
     previous_key_id: KeyId = UNNAMED
     retired_key_ids: Annotated[
         tuple[KeyId, ...], Field(max_length=RETIRED_KEYS_MAX, exclude_if=_is_empty)
+    ] = ()
+    # Neither of these two is written before it is needed: earlier versions don't know them.
+    succession: Annotated[
+        SuccessionRecord | None, Field(exclude_if=lambda value: value is None)
+    ] = None
+    retired_certificates: Annotated[
+        tuple[bytes, ...], Field(max_length=RETIRED_AUTHORITIES_MAX, exclude_if=_is_empty)
     ] = ()
 
 
@@ -284,6 +309,9 @@ class StatedRecord(Record):
     incarnation: bytes
     version: str = ""
     clock_skew_ms: int | None = None
+    # Digests of the authorities that it trusts. Not written if empty: earlier versions.
+    trusted: Annotated[tuple[bytes, ...], Field(exclude_if=_is_empty)] = ()
+    certified_by: Annotated[bytes, Field(exclude_if=_is_empty)] = b""
 
 
 class WhereaboutsRecord(Record):

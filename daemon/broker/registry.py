@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KeyWrapper, new_key
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import (
     AUTHORITY_KEY,
     authority_entry,
@@ -63,15 +64,16 @@ class Registry(Tables):
         store: CheckedStore,
         keys: Keyring,
         *,
-        authority: CertificateAuthority,
+        authorities: Authorities,
         record_key: bytes,
         opened_with: bytes,
     ) -> None:
         super().__init__(store, record_key=record_key)
         self.store = store
-        self.authority = authority
+        self.authorities = authorities
         self.keys = keys
         self._opened_with = opened_with
+        self._refreshing = asyncio.Lock()
 
     @classmethod
     async def open(
@@ -108,7 +110,28 @@ class Registry(Tables):
         check_has(keys.ids, [record.key_id, record.previous_key_id])
         authority, record_key, key_id = opened_authority(record, keys)
         checked = await CheckedStore.open(store, record_key=record_key)
-        return cls(checked, keys, authority=authority, record_key=record_key, opened_with=key_id)
+        authorities = await asyncio.to_thread(Authorities, record, keys, authority)
+        return cls(
+            checked, keys, authorities=authorities, record_key=record_key, opened_with=key_id
+        )
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        """The authority that signs now."""
+        return self.authorities.signing
+
+    async def refresh_authorities(self) -> bool:
+        """Read which authorities there are; return whether that has changed.
+
+        Errors of `authority_record` and `opened_signer`.
+        """
+        async with self._refreshing:
+            record = (await self.authority_record()).record
+            if self.authorities.is_of(record):
+                return False
+            opened = await asyncio.to_thread(Authorities, record, self.keys)
+            self.authorities.become(opened)
+            return True
 
     async def authority_record(self) -> Stored[AuthorityRecord]:
         """Return the authority's record as it is now; VerificationError if it isn't a broker's."""

@@ -1,13 +1,18 @@
 """The broker role of a daemon: store, verifier, and their servers."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
+
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
 from sealane.daemon.broker.audit_forward import AuditForwarder
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
 from sealane.daemon.broker.health import end_with, keep_audit, keep_health
@@ -36,6 +41,7 @@ from sealane.protocol.v1 import (
 )
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
+AUDIT_ANCHORS_NAME: Final = "audit-anchors.pem"
 LOCAL_SERVICES: Final = (
     "sealane.v1.Policies",
     "sealane.v1.AuditLog",
@@ -80,12 +86,21 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
         shown.audit_forwarded_sequence.set_function(lambda: log.forwarded or 0)
         shown.audit_forward_lag.set_function(lambda: log.head.sequence - (log.forwarded or 0))
         spawn("broker-audit-forward", forwarder.run())
-    anchor = context.state / TRUST_ANCHOR_NAME
-    replace_file(anchor, broker.authority.anchor_pem)
-    # No secret, and a copy keeps the mode: other nodes' daemons must be able to read theirs.
-    anchor.chmod(0o644)
-    identity = _own_identity(broker.authority, node=node, metrics=metrics)
+    authorities = broker.registry.authorities
+    identity = _own_identity(authorities, lambda: authorities.signing, node=node, metrics=metrics)
     await context.enrolled.keep(identity)
+    front = _own_identity(authorities, lambda: authorities.attesting, node=node, metrics=metrics)
+    await front.renew()
+    spawn("renew-attestation", front.keep_renewed())
+
+    def follow() -> None:
+        _write_anchors(context.state, authorities)
+        metrics.broker.authorities.set(len(authorities.anchors.certificates))
+        opened.log.sign_with(authorities.signing.signing_key)
+
+    follow()
+    authorities.on_change += [follow, identity.outdate, front.outdate]
+    spawn("broker-authorities", opened.succession.keep())
     verifier = await open_verifier(
         config, broker, instance, context.stack, node=node, metrics=metrics
     )
@@ -100,11 +115,29 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
 
     context.reloads.append(reload)
     _serve_locally(opened, verifier, context)
-    await _serve(config, opened, verifier, identity, context)
+    await _serve(config, opened, verifier, (identity, front), context)
 
 
-def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metrics) -> Identity:
-    """Return the broker's identity, certified by its own authority."""
+def _write_anchors(state: Path, authorities: Authorities) -> None:
+    """Write what nodes that are set up now should trust, and all that audit logs are signed by."""
+    for name, certificates in (
+        (TRUST_ANCHOR_NAME, authorities.anchors.certificates),
+        (AUDIT_ANCHORS_NAME, authorities.ever),
+    ):
+        path = state / name
+        replace_file(path, b"".join(each.public_bytes(Encoding.PEM) for each in certificates))
+        # No secret, and a copy keeps the mode: other nodes' daemons must be able to read theirs.
+        path.chmod(0o644)
+
+
+def _own_identity(
+    authorities: Authorities,
+    certifying: Callable[[], CertificateAuthority],
+    *,
+    node: str,
+    metrics: Metrics,
+) -> Identity:
+    """Return an identity of the broker, which its own authority certifies."""
 
     async def issue(keys: Keys) -> Issued:
         subject = Subject(
@@ -114,10 +147,10 @@ def _own_identity(authority: CertificateAuthority, *, node: str, metrics: Metric
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
         )
-        return Issued(leaf=authority.issue(subject, keys.tls.public_key(), now=utc_now()))
+        return Issued(leaf=certifying().issue(subject, keys.tls.public_key(), now=utc_now()))
 
     return Identity(
-        node=node, role=Role.BROKER, anchor=authority.certificate, obtain=issue, metrics=metrics
+        node=node, role=Role.BROKER, anchors=authorities.anchors, obtain=issue, metrics=metrics
     )
 
 
@@ -130,7 +163,7 @@ def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleC
         broker.registry, node=context.config.node.name, audit=broker.audit, metrics=context.metrics
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(
-        OperatorServicer(broker, opened.rewrapping, snapshots), local
+        OperatorServicer(broker, opened.rewrapping, opened.succession, snapshots), local
     )
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)
@@ -142,20 +175,21 @@ async def _serve(
     config: BrokerConfig,
     opened: OpenedBroker,
     verifier: VerifierParts,
-    identity: Identity,
+    identities: tuple[Identity, Identity],
     context: RoleContext,
 ) -> None:
-    """Start both servers for nodes: for attestation, and for attested nodes."""
+    """Start both servers for nodes: for attested nodes, and for attestation."""
     broker, refused = opened.service, opened.audit.refused_call
-    authority = broker.authority
+    identity, front = identities
+    authorities = broker.registry.authorities
     authorizer = context.authorizer(identity, verifier.membership.admit, refused=refused)
     open_server = new_server(context.metrics, TlsOnly(refused=refused))
     attestation_pb2_grpc.add_AttestationServicer_to_server(
-        AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
+        AttestationServicer(verifier.service), open_server
     )
     server = new_server(context.metrics, authorizer, context.traces)
     trust_pb2_grpc.add_TrustServicer_to_server(
-        TrustServicer(verifier.membership, authority, authorizer), server
+        TrustServicer(verifier.membership, authorities, authorizer), server
     )
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
     devices_pb2_grpc.add_DevicesServicer_to_server(
@@ -164,7 +198,7 @@ async def _serve(
     await context.serve(server, identity, config.listen, name="broker", key="broker.listen")
     await context.serve(
         open_server,
-        identity,
+        front,
         config.attestation_listen,
         name="attestation",
         key="broker.attestation_listen",

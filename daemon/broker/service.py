@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from sealane.crypto.certificates import NAME_PATTERN, Subject
+from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import SignedSecret, seal_signed
 from sealane.crypto.keys import derive_volume_key
@@ -47,9 +47,13 @@ class BrokerService:
         self.audit = audit
         self._instance = instance
         self._metrics = metrics
-        self.authority = registry.authority
         self.key_epochs = KeyEpochs(registry)
         self.leases = Leases(registry, instance.arena, audit=audit, metrics=metrics)
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        """The authority that signs now."""
+        return self.registry.authority
 
     async def close(self) -> None:
         """Abandon what is in progress."""

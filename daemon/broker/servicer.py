@@ -16,6 +16,7 @@ from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.stated import stated_in
 from sealane.daemon.broker.verifier import VerifierService
+from sealane.daemon.node.kept_anchors import succession_message
 from sealane.daemon.runtime.calls import Authorizer, Context
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.protocol.v1 import (
@@ -35,9 +36,8 @@ class _Resize(Protocol):
 class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
     """Challenges nodes and certifies their attested keys."""
 
-    def __init__(self, service: VerifierService, *, anchor_pem: bytes) -> None:
+    def __init__(self, service: VerifierService) -> None:
         self._service = service
-        self._anchor_pem = anchor_pem.decode()
 
     async def GetChallenge(
         self,
@@ -80,15 +80,18 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         )
         expires = timestamp_pb2.Timestamp()
         expires.FromDatetime(issued.certificate.not_valid_after_utc)
-        return attestation_pb2.AttestationResult(
+        result = attestation_pb2.AttestationResult(
             certificate_pem=issued.certificate.public_bytes(serialization.Encoding.PEM).decode(),
-            trust_anchor_pem=self._anchor_pem,
+            trust_anchor_pem=issued.authority.public_bytes(serialization.Encoding.PEM).decode(),
             expire_time=expires,
             token=issued.token,
             verifier_certificate=issued.verifier_certificate.public_bytes(
                 serialization.Encoding.DER
             ),
         )
+        if issued.succession is not None:
+            result.succession.CopyFrom(succession_message(issued.succession))
+        return result
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServicer):

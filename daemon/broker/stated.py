@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from sealane.crypto.anchors import ANCHORS_MAX, DIGEST_BYTES
+from sealane.daemon.broker.records import NodeRecord, StatedRecord, Stored
 from sealane.errors import UsageError
 from sealane.protocol.v1 import attestation_pb2
 
@@ -19,11 +21,15 @@ class Stated:
     """A node's version (empty: not stated), and how far its clock is ahead of the broker's, in ms.
 
     The time of the call counts as behind. `addresses` are those of its listeners, by purpose.
+    `trusted` are the digests of the authorities that its role accepts certificates of,
+    `certified_by` that of the one whose certificate it shows.
     """
 
     version: str = ""
     clock_skew_ms: int | None = None
     addresses: Mapping[str, str] = field(default_factory=dict)
+    trusted: tuple[bytes, ...] = ()
+    certified_by: bytes = b""
 
 
 def stated_in(request: attestation_pb2.AttestRequest, *, now: dt.datetime) -> Stated:
@@ -46,8 +52,22 @@ def stated_in(request: attestation_pb2.AttestRequest, *, now: dt.datetime) -> St
             f"{PURPOSE_CHARACTERS_MAX} and addresses of {ADDRESS_CHARACTERS_MAX} characters, "
             "printable ASCII",
         )
+    trusted = (*request.trusted_authorities,)
+    certified_by = request.certifying_authority
+    if (
+        len(trusted) > ANCHORS_MAX
+        or any(len(each) != DIGEST_BYTES for each in trusted)
+        or len(certified_by) not in {0, DIGEST_BYTES}
+    ):
+        raise UsageError(
+            "attestation.stated.malformed",
+            f"{len(trusted)} trusted authorities; allowed: {ANCHORS_MAX}, each a SHA-256, and "
+            "one of them or none that certifies",
+        )
     if not request.HasField("send_time"):
-        return Stated(version=version, addresses=addresses)
+        return Stated(
+            version=version, addresses=addresses, trusted=trusted, certified_by=certified_by
+        )
     try:
         ahead = request.send_time.ToDatetime(tzinfo=dt.UTC) - now
     except (ValueError, OverflowError) as error:
@@ -58,6 +78,20 @@ def stated_in(request: attestation_pb2.AttestRequest, *, now: dt.datetime) -> St
         version=version,
         clock_skew_ms=round(ahead / dt.timedelta(milliseconds=1)),
         addresses=addresses,
+        trusted=trusted,
+        certified_by=certified_by,
+    )
+
+
+def stated_by(record: NodeRecord, said: Stored[StatedRecord] | None) -> Stated:
+    """Return what a node stated; nothing if a broker of an earlier version attested it last."""
+    if said is None or said.record.incarnation != record.incarnation:
+        return Stated()
+    return Stated(
+        version=said.record.version,
+        clock_skew_ms=said.record.clock_skew_ms,
+        trusted=said.record.trusted,
+        certified_by=said.record.certified_by,
     )
 
 

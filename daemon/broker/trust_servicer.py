@@ -8,7 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import empty_pb2, timestamp_pb2
 
-from sealane.crypto.certificates import CertificateAuthority
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.membership import Member, Membership
 from sealane.daemon.node.authorizations import peer_from
 from sealane.daemon.node.peers import ServedDevice
@@ -20,10 +20,10 @@ class TrustServicer(trust_pb2_grpc.TrustServicer):
     """Calls of attested nodes about their peers."""
 
     def __init__(
-        self, membership: Membership, authority: CertificateAuthority, authorizer: Authorizer
+        self, membership: Membership, authorities: Authorities, authorizer: Authorizer
     ) -> None:
         self._membership = membership
-        self._authority = authority
+        self._authorities = authorities
         self._caller = authorizer.caller
 
     async def GetPeer(self, request: trust_pb2.GetPeerRequest, context: Context) -> trust_pb2.Peer:
@@ -46,7 +46,7 @@ class TrustServicer(trust_pb2_grpc.TrustServicer):
         )
         return trust_pb2.SignedAuthorization(
             authorization=authorization,
-            signature=self._authority.sign_authorization(authorization),
+            signature=self._authorities.signing.sign_authorization(authorization),
         )
 
 

@@ -8,23 +8,25 @@ class; the stranger gets one fixed text, after a time that does not reveal which
 import asyncio
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TypeVar
 
 from cryptography import x509
 
+from sealane.crypto.anchors import Succession
 from sealane.crypto.attestation.appraisal import Finding, PolicyViolationError
 from sealane.crypto.attestation.challenge import Challenge
 from sealane.crypto.attestation.ear import ResultSigner
 from sealane.crypto.attestation.verifier import Verified, Verifier
 from sealane.crypto.audit import Detail
-from sealane.crypto.certificates import CertificateAuthority, Subject, spiffe_id
+from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.claims import HardwareClock
 from sealane.crypto.evidence.cmw import EVIDENCE_BYTES_MAX, PRIMARY
 from sealane.crypto.evidence.software import SOFTWARE
 from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.peers import RateLimiter, prefix_of
 from sealane.daemon.broker.records import ClockRecord
 from sealane.daemon.broker.registry import Registry
@@ -94,25 +96,33 @@ class Issued:
     certificate: x509.Certificate
     token: str
     verifier_certificate: x509.Certificate
+    authority: x509.Certificate
+    succession: Succession | None
 
 
 class VerifierService:
-    """Challenges nodes, and certifies those whose evidence the policy accepts."""
+    """Challenges nodes, and certifies those whose evidence the policy accepts.
+
+    `refresh` reads which authority signs now.
+    """
 
     def __init__(
         self,
         verifier: Verifier,
         *,
         books: Books,
-        authority: CertificateAuthority,
+        authorities: Authorities,
+        refresh: Callable[[], Awaitable[object]],
         broker: str,
         audit: Audit,
         clocks: "Clocks",
         metrics: Metrics,
     ) -> None:
         self.verifier = verifier
-        self._authority = authority
-        self._signer = ResultSigner(authority, broker=broker, now=utc_now())
+        self._authorities = authorities
+        self._refresh = refresh
+        self._signer = ResultSigner(authorities.signing, broker=broker, now=utc_now())
+        self._signing = authorities.signing
         self._audit = audit
         self._metrics = metrics
         self._limiter = RateLimiter()
@@ -198,6 +208,8 @@ class VerifierService:
         challenge: Challenge | None = None
         verified: Verified | None = None
         try:
+            # Evidence names an authority, perhaps one that this broker hasn't heard of.
+            await self._refresh()
             challenge = spent = self.verifier.take(session_id, now_ns=started)
             verified = await self._on_thread(
                 lambda: self.verifier.verify(
@@ -255,9 +267,13 @@ class VerifierService:
             await self._clocks.advance(claims.hardware_id, claims.clock)
 
     def _issue(self, verified: Verified, challenge: Challenge, *, now: dt.datetime) -> Issued:
+        signing = self._authorities.signing
+        if signing is not self._signing:
+            self._signer.succeed(signing, now=now)
+            self._signing = signing
         subject = verified.subject()
         items = verified.appraisal.items.values()
-        leaf = self._authority.issue(
+        leaf = signing.issue(
             subject,
             verified.tls_public_key,
             now=now,
@@ -275,6 +291,8 @@ class VerifierService:
             certificate=leaf,
             token=token,
             verifier_certificate=self._signer.certificate(now=now),
+            authority=signing.certificate,
+            succession=self._authorities.succession,
         )
 
     async def _record(self, issued: Issued, evidence: bytes, address: str) -> None:

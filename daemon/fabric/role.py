@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.roles import Role
 from sealane.daemon.config import FabricConfig, UserLimitsConfig
 from sealane.daemon.fabric import ring_socket
@@ -37,14 +36,14 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
     @contextlib.asynccontextmanager
     async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
         async with identity.connection(address, node, Role.FABRIC) as connection:
-            subject = verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
+            subject = identity.verified(connection.pins[0])
             await authorizations.require(peer_of(subject))
             yield PeerChannel(
                 channel=connection.channel,
                 shown=own_shown(connection.own),
                 subject=subject,
                 check_result=lambda result: responder_shown(
-                    result, pins=connection.pins, anchor=identity.anchor, now=utc_now()
+                    result, pins=connection.pins, anchors=identity.anchors, now=utc_now()
                 ),
             )
 

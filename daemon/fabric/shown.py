@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import verify_leaf
 from sealane.daemon.fabric.establishment import Result
 from sealane.daemon.node.channels import Own
@@ -34,7 +35,7 @@ def own_shown(own: Own) -> Shown:
 
 
 def responder_shown(
-    result: Result, *, pins: Sequence[x509.Certificate], anchor: x509.Certificate, now: dt.datetime
+    result: Result, *, pins: Sequence[x509.Certificate], anchors: TrustAnchors, now: dt.datetime
 ) -> Shown:
     """Check the result in a responder's answer; return what the responder has shown.
 
@@ -42,9 +43,9 @@ def responder_shown(
     `token.…`, `certificate.…`: not from a trusted verifier, not valid now, or for none of the
     leaves.
     """
-    found = check_result(result.token, result.verifier, anchor=anchor, now=now)
+    found = check_result(result.token, result.verifier, anchors=anchors, now=now)
     named = (pin for pin in pins if pin.fingerprint(SHA256()) == found.certificate_sha256)
     leaf = next(named, pins[0])
-    subject = verify_leaf(leaf, anchor=anchor, now=now)
+    subject = anchors.checked(lambda anchor: verify_leaf(leaf, anchor=anchor, now=now))
     found.check(leaf=leaf, subject=subject.spiffe_id, now=now)
     return Shown(certificate=found.certificate_sha256, token=result.thumbprint)

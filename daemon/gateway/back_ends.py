@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
 from sealane.daemon.device.anchors.authentic import AuthenticAnchor
@@ -23,7 +22,6 @@ from sealane.daemon.gateway.queue_opening import QueueOpening
 from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.gateway.third_party import ThirdPartyStores, ThirdPartyVolume
 from sealane.daemon.node.identity import Identity
-from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.kinds import AnchorKind, StoreHealth, VolumeMode
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -326,7 +324,7 @@ class VolumeBackEnds:
             claim = None if member is None else member.claim()
             opening = QueueOpening(
                 volume_id=uuid.UUID(descriptor.volume_id),
-                target=verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now()),
+                target=identity.verified(connection.pins[0]),
                 gateway_node=identity.node,
                 kem=identity.keys.kem,
                 queue_id=queue_id,

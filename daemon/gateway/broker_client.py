@@ -58,7 +58,7 @@ class BrokerClient:
         answer = await self._brokers.call(
             lambda channel: BrokerStub(channel).RegisterVolume(request, timeout=_CALL_SECONDS)
         )
-        descriptor = open_descriptor(self._identity.anchor, answer.volume)
+        descriptor = open_descriptor(self._identity.anchors, answer.volume)
         is_asked = (descriptor.mode, descriptor.third_party) == (mode, third_party)
         # An earlier call with this request id may have registered it, and others may have grown it
         # since.
@@ -86,8 +86,8 @@ class BrokerClient:
                 request, timeout=_CALL_SECONDS
             )
         )
-        anchor = self._identity.anchor
-        return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
+        anchors = self._identity.anchors
+        return [open_descriptor(anchors, v) for v in page.volumes], page.next_page_token
 
     async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Report to the broker that all sectors of a volume are sealed; return its descriptor."""
@@ -227,7 +227,7 @@ class BrokerClient:
         self, signed: broker_pb2.SignedVolumeDescriptor, volume_id: str
     ) -> broker_pb2.VolumeDescriptor:
         """Verify that the broker signed a descriptor and that it describes the requested volume."""
-        descriptor = open_descriptor(self._identity.anchor, signed)
+        descriptor = open_descriptor(self._identity.anchors, signed)
         if descriptor.volume_id != volume_id:
             raise _mismatch("the broker described a different volume from the one requested")
         return descriptor

@@ -18,6 +18,7 @@ import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import server_name, spiffe_id
 from sealane.daemon.node.call_proofs import CallProofs, ChannelProofs
 from sealane.daemon.runtime.clock import monotonic_ns
@@ -92,13 +93,13 @@ class Channels:
         self,
         own: Callable[[], Own],
         *,
-        anchor: x509.Certificate,
+        anchors: TrustAnchors,
         find_peer: FindPeer,
         proofs: CallProofs,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._own = own
-        self._anchor_pem = anchor.public_bytes(Encoding.PEM)
+        self._anchors = anchors
         self._find_peer = find_peer
         self._proofs = proofs
         self._now_ns = now_ns
@@ -209,7 +210,7 @@ class Channels:
         self, address: str, node: str, role: str, pins: tuple[x509.Certificate, ...]
     ) -> Connection:
         own = self._own()
-        roots = b"".join(leaf.public_bytes(Encoding.PEM) for leaf in pins) or self._anchor_pem
+        roots = b"".join(leaf.public_bytes(Encoding.PEM) for leaf in pins) or self._anchors.pem
         credentials = grpc.ssl_channel_credentials(
             root_certificates=roots, private_key=own.key_pem, certificate_chain=own.certificate_pem
         )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sealane.crypto.roles import Role
@@ -13,6 +14,7 @@ from sealane.daemon.node.enrolment import Enrolment
 from sealane.daemon.node.evidence.choose import open_driver, open_sources
 from sealane.daemon.node.evidence.driver import Driver
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.node.trust_client import TrustClient
 from sealane.daemon.runtime.logs import get_logger
@@ -42,6 +44,7 @@ class EnrolledRoles:
         self._stack = stack
         self._addresses = addresses
         self._driver: Driver | None = None
+        self._kept: KeptAnchors | None = None
         self.identities: list[Identity] = []
         self.is_development = False
         """Whether any role uses evidence that proves nothing about the machine."""
@@ -95,6 +98,7 @@ class EnrolledRoles:
             node=self._config.node.name,
             role=role,
             driver=driver,
+            kept=await self._kept_anchors(),
             sources=open_sources(self.config),
             addresses=partial(self._listening, role),
         )
@@ -109,7 +113,7 @@ class EnrolledRoles:
         identity = Identity(
             node=self._config.node.name,
             role=role,
-            anchor=enrolment.anchor,
+            anchors=(await self._kept_anchors()).anchors,
             obtain=enrolment.obtain,
             metrics=self._metrics,
             kem=await driver.create_kem_key(),
@@ -134,6 +138,13 @@ class EnrolledRoles:
             if purpose in self._addresses
         }
         return {**configured, **bound}
+
+    async def _kept_anchors(self) -> KeptAnchors:
+        """Return what all roles trust; read for the first one."""
+        if self._kept is None:
+            state = Path(self._config.node.state_dir)
+            self._kept = await asyncio.to_thread(KeptAnchors.open, self.config, state)
+        return self._kept
 
     async def _evidence_driver(self) -> Driver:
         """Open the driver for the first role; other roles share it."""

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import grpc
@@ -12,8 +13,9 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
+from sealane.crypto.anchors import digest
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
+from sealane.crypto.certificates import anchor_key, server_name, spiffe_id, verify_leaf
 from sealane.crypto.evidence.claims import device_nonce
 from sealane.crypto.evidence.cmw import (
     COLLATERAL,
@@ -28,9 +30,9 @@ from sealane.daemon.node.channels import open_channel
 from sealane.daemon.node.evidence.driver import Driver, SecondarySource
 from sealane.daemon.node.evidence.secondary import collect_all
 from sealane.daemon.node.identity import STALE, Issued, Keys
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
-from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.status import error_of
@@ -50,16 +52,17 @@ class Enrolment:
         node: str,
         role: str,
         driver: Driver,
+        kept: KeptAnchors,
         sources: Sequence[SecondarySource] = (),
         addresses: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._config = config
         self._node = node
         self._role = role
-        self.anchor = parse_anchor(
-            read_file(config.trust_anchor, key="enrolment.trust_anchor"),
-            source=f"enrolment.trust_anchor {config.trust_anchor}",
-        )
+        self._kept = kept
+        self._in_use: tuple[bytes, ...] = ()
+        """Digests of the anchors that the role's server accepts callers by."""
+        self._certified_by = b""
         self._driver = driver
         self._sources = sources
         self._addresses = addresses
@@ -120,9 +123,8 @@ class Enrolment:
         """Attest; adds the labels of devices that weren't required to `optional`, or asks none."""
         driver = self._driver
         audience = spiffe_id(broker.node, Role.BROKER)
-        credentials = grpc.ssl_channel_credentials(
-            self.anchor.public_bytes(serialization.Encoding.PEM)
-        )
+        anchors = self._kept.anchors
+        credentials = grpc.ssl_channel_credentials(anchors.pem)
         async with open_channel(
             broker.attestation_address, server_name(broker.node, Role.BROKER), credentials
         ) as channel:
@@ -154,7 +156,7 @@ class Enrolment:
                 incarnation=keys.incarnation,
                 tls_public_key=keys.tls_public,
                 kem_public_key=keys.kem_public,
-                verifier_key_sha256=key_digest(self.anchor),
+                verifier_key_sha256=key_digest(anchors.newest),
                 evidence_type=driver.evidence_type,
                 kem_algorithm=keys.kem.algorithm,
                 secondary_evidence_sha256=secondary_digests(items),
@@ -170,6 +172,8 @@ class Enrolment:
                 version=__version__,
                 send_time=sent,
                 addresses=self._addresses(),
+                trusted_authorities=self._in_use,
+                certifying_authority=self._certified_by,
             )
             try:
                 result = await stub.Attest(request, timeout=_CALL_SECONDS)
@@ -182,8 +186,21 @@ class Enrolment:
             raise VerificationError(
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
+        said = (self._in_use, self._certified_by)
+        is_changing = result.HasField("succession") and not result.succession.retirement
+        if result.HasField("succession"):
+            is_changing |= self._kept.learn(result.succession)
+        # The identity puts them into its server's configuration with this certificate.
+        self._in_use = anchors.digests
+        self._certified_by = digest(anchors.checked(partial(_issuer, leaf)))
+        is_news = said != (self._in_use, self._certified_by)
         metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
-        return Issued(leaf=leaf, metadata=metadata, devices=devices)
+        return Issued(
+            leaf=leaf,
+            metadata=metadata,
+            devices=devices,
+            is_to_be_told=is_changing and is_news,
+        )
 
     def _secondary_types(self) -> list[str]:
         return sorted({source.evidence_type for source in self._sources})
@@ -225,6 +242,12 @@ class Enrolment:
                 message="the policy may require evidence that enrolment.secondary has no source "
                 "for",
             )
+
+
+def _issuer(leaf: x509.Certificate, anchor: x509.Certificate) -> x509.Certificate:
+    # The identity checks whether it is valid now.
+    verify_leaf(leaf, anchor=anchor, now=leaf.not_valid_before_utc)
+    return anchor
 
 
 def key_digest(anchor: x509.Certificate) -> bytes:

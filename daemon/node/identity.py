@@ -21,7 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, spiffe_id, verify_leaf
+from sealane.crypto.anchors import AnyKey, TrustAnchors
+from sealane.crypto.certificates import LIFETIME, Subject, spiffe_id, verify_leaf
 from sealane.crypto.evidence.cmw import Item
 from sealane.crypto.kem import KemKey, X25519KemKey
 from sealane.crypto.private_keys import private_key_pem
@@ -91,11 +92,13 @@ class Issued:
     """Result of an attestation: a leaf for the attested key, and the metadata for every call.
 
     `devices` are the items of secondary evidence that the policy asked for and accepted, by label.
+    `is_to_be_told`: the broker waits to hear that this role uses what it was just given.
     """
 
     leaf: x509.Certificate
     metadata: tuple[tuple[str, str | bytes], ...] = ()
     devices: Mapping[str, Item] = field(default_factory=dict)
+    is_to_be_told: bool = False
 
 
 Obtain = Callable[[Keys], Awaitable[Issued]]
@@ -109,14 +112,14 @@ class Identity:
         *,
         node: str,
         role: str,
-        anchor: x509.Certificate,
+        anchors: TrustAnchors,
         obtain: Obtain,
         metrics: Metrics,
         kem: KemKey | None = None,
     ) -> None:
         self.node = node
         self.role = role
-        self.anchor = anchor
+        self.anchors = anchors
         self.keys = Keys.create(kem=kem)
         self.find_peer: FindPeer = _no_peers
         """Looks up leaves of peers; set by roles that have a broker to ask."""
@@ -126,7 +129,7 @@ class Identity:
             caller=self.spiffe_id, incarnation=self.keys.incarnation, kem=self.keys.kem
         )
         self.channels = Channels(
-            self._current, anchor=anchor, find_peer=self._find_peer, proofs=self.proofs
+            self._current, anchors=anchors, find_peer=self._find_peer, proofs=self.proofs
         )
         self._obtain = obtain
         self._metrics = metrics
@@ -138,7 +141,6 @@ class Identity:
         """Number of the last attestation that ended, and why it failed."""
         self._replaced = asyncio.Condition()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
-        self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
         self._key_pem = private_key_pem(self.keys.tls)
 
     @property
@@ -147,9 +149,9 @@ class Identity:
         return spiffe_id(self.node, self.role)
 
     @property
-    def broker_key(self) -> ec.EllipticCurvePublicKey:
-        """Broker key that signs descriptors and sealed secrets."""
-        return anchor_key(self.anchor)
+    def broker_key(self) -> AnyKey:
+        """Broker keys that sign descriptors and sealed secrets."""
+        return self.anchors.key
 
     @property
     def own(self) -> Own:
@@ -179,7 +181,11 @@ class Identity:
     @property
     def subject(self) -> Subject:
         """Subject of the current certificate; VerificationError once that has expired."""
-        return verify_leaf(self.certificate, anchor=self.anchor, now=utc_now())
+        return self.verified(self.certificate)
+
+    def verified(self, leaf: x509.Certificate) -> Subject:
+        """Return the subject of a leaf that is valid now; errors of `verify_leaf`."""
+        return self.anchors.checked(lambda anchor: verify_leaf(leaf, anchor=anchor, now=utc_now()))
 
     async def renew(self) -> None:
         """Get a certificate and check that it is for this role's keys, node and role."""
@@ -197,7 +203,7 @@ class Identity:
             raise
         chain = issued.leaf.public_bytes(serialization.Encoding.PEM)
         self._server_configuration = grpc.ssl_server_certificate_configuration(
-            [(self._key_pem, chain)], root_certificates=self._anchor_pem
+            [(self._key_pem, chain)], root_certificates=self.anchors.pem
         )
         self._own = Own(
             leaf=issued.leaf,
@@ -206,6 +212,8 @@ class Identity:
             metadata=issued.metadata,
         )
         self._devices = issued.devices
+        if issued.is_to_be_told:
+            self.outdate()
         async with self._replaced:
             self._ended = number, None
             self._replaced.notify_all()
@@ -354,7 +362,7 @@ class Identity:
         return self._server_configuration
 
     def _check(self, leaf: x509.Certificate) -> None:
-        subject = verify_leaf(leaf, anchor=self.anchor, now=utc_now())
+        subject = self.verified(leaf)
         if leaf.public_key() != self.keys.tls.public_key():
             raise VerificationError(
                 "certificate.key.mismatch", "the broker certified a key that is not this node's"

@@ -78,7 +78,7 @@ class RoleContext:
     ) -> Authorizer:
         """Create the checker of peers' calls; its call keys are closed with the daemon."""
         made = Authorizer(
-            identity.anchor,
+            identity.anchors,
             server=identity.spiffe_id,
             admit=admit,
             metrics=self.metrics,

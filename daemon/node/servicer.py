@@ -134,7 +134,7 @@ def _role_identity(identity: Identity) -> nodes_pb2.RoleIdentity:
         certificate=identity.certificate.public_bytes(Encoding.DER),
         token=str(metadata.get(RESULT_KEY, "")),
         verifier_certificate=bytes(metadata.get(VERIFIER_KEY, b"")),  # type: ignore[arg-type]
-        trust_anchor=identity.anchor.public_bytes(Encoding.DER),
+        trust_anchors=[each.public_bytes(Encoding.DER) for each in identity.anchors.certificates],
     )
 
 

@@ -6,14 +6,13 @@ from typing import Final
 from cryptography import x509
 from google.protobuf.message import DecodeError
 
-from sealane.crypto.certificates import spiffe_id, verify_authorization, verify_leaf
+from sealane.crypto.certificates import spiffe_id, verify_authorization
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.node.authorizations import peer_message, peer_of
 from sealane.daemon.node.brokers import Brokers
 from sealane.daemon.node.channels import UNATTESTED
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
-from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import trust_pb2
 from sealane.protocol.v1.trust_pb2_grpc import TrustStub
@@ -44,7 +43,7 @@ class TrustClient:
         if not leaves:
             raise UnavailableError(UNATTESTED, f"the broker knows no certificate for {name}")
         for leaf in leaves:
-            subject = verify_leaf(leaf, anchor=self._identity.anchor, now=utc_now())
+            subject = self._identity.verified(leaf)
             if subject.spiffe_id != name:
                 raise VerificationError(
                     "peer.mismatch", f"the broker answered for {subject.spiffe_id}, not {name}"
@@ -72,8 +71,10 @@ class TrustClient:
         signed = await self._brokers.call(
             lambda channel: TrustStub(channel).AuthorizePeers(request, timeout=_CALL_SECONDS)
         )
-        verify_authorization(
-            self._identity.anchor, authorization=signed.authorization, signature=signed.signature
+        self._identity.anchors.checked(
+            lambda anchor: verify_authorization(
+                anchor, authorization=signed.authorization, signature=signed.signature
+            )
         )
         try:
             answer = trust_pb2.Authorization.FromString(signed.authorization)

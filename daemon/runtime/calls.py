@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.ear import AttestationResult, verify_result
 from sealane.crypto.call_proof import request_digest
 from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
@@ -135,19 +136,19 @@ class TlsOnly:
 class Authorizer:
     """Checks callers of the mutual-TLS server with SPIFFE id `server`.
 
-    `anchor` is the broker's trust anchor. Callers prove their calls with keys of `call_keys`.
+    `anchors` are the brokers' trust anchors. Callers prove their calls with keys of `call_keys`.
     """
 
     def __init__(
         self,
-        anchor: x509.Certificate,
+        anchors: TrustAnchors,
         *,
         server: str,
         admit: Admit,
         metrics: Metrics,
         refused: Refused = no_record,
     ) -> None:
-        self._anchor = anchor
+        self._anchors = anchors
         self._admit = admit
         self._metrics = metrics
         self._refused = refused
@@ -210,7 +211,7 @@ class Authorizer:
         now = utc_now()
         try:
             token, verifier = _token_of(context)
-            result = check_result(token, verifier, anchor=self._anchor, now=now)
+            result = check_result(token, verifier, anchors=self._anchors, now=now)
             result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
         except VerificationError as error:
             self._metrics.token_refusals.labels(error.reason).inc()
@@ -220,7 +221,8 @@ class Authorizer:
     def caller(self, context: Context) -> Subject:
         """Return the caller; VerificationError `call.….unauthenticated` or `certificate.…`."""
         _check_tls(context.auth_context())
-        return verify_leaf(_leaf_of(context), anchor=self._anchor, now=utc_now())
+        leaf = _leaf_of(context)
+        return self._anchors.checked(lambda anchor: verify_leaf(leaf, anchor=anchor, now=utc_now()))
 
     @staticmethod
     def certificate_digest(context: Context) -> bytes:
@@ -287,14 +289,15 @@ def _parse_der(der: bytes) -> x509.Certificate:
 
 
 def check_result(
-    token: str, verifier: bytes, *, anchor: x509.Certificate, now: dt.datetime
+    token: str, verifier: bytes, *, anchors: TrustAnchors, now: dt.datetime
 ) -> AttestationResult:
-    """Return an attestation result signed by a verifier under `anchor`.
+    """Return an attestation result signed by a verifier under `anchors`.
 
     The caller must check the result's subject and time. VerificationError `token.…` or
     `certificate.…`.
     """
-    verify_verifier(_parse_der(verifier), anchor=anchor, now=now)
+    certificate = _parse_der(verifier)
+    anchors.checked(lambda anchor: verify_verifier(certificate, anchor=anchor, now=now))
     return verified_result(token, verifier)
 
 

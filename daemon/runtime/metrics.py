@@ -128,6 +128,11 @@ class BrokerMetrics:
             "Records still wrapped under the previous key encryption key; 0: no rotation.",
             registry=registry,
         )
+        self.authorities = Gauge(
+            "sealane_broker_authorities",
+            "Authorities that nodes trust; 2: one is being replaced.",
+            registry=registry,
+        )
         self.leases_granted = Counter(
             "sealane_broker_leases_granted", "Counter leases granted.", registry=registry
         )

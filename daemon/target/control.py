@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from cryptography import x509
 from google.protobuf.message import DecodeError
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.device.anchored_catalogue import AnchoredCatalogue
@@ -64,7 +64,7 @@ class StorageService:
         node: str,
         store: str,
         store_anchor: str = AnchorKind.NONE,
-        anchor: x509.Certificate,
+        anchors: TrustAnchors,
         kem: KemKey,
         authorizations: Authorizations,
         device: Device | None = None,
@@ -89,7 +89,7 @@ class StorageService:
         self._node = node
         self._store = store
         self._store_anchor = store_anchor
-        self._anchor = anchor
+        self._anchors = anchors
         self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
         self._fail_over: dict[str, FailOver] = {}
         self._kept_groups: dict[str, storage_pb2.FailOverGroups] = {}
@@ -120,7 +120,7 @@ class StorageService:
         self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
     ) -> broker_pb2.VolumeDescriptor:
         """Verify a descriptor; a restored one dates from its volume's creation or last resize."""
-        descriptor = open_descriptor(self._anchor, signed)
+        descriptor = open_descriptor(self._anchors, signed)
         if descriptor.third_party or descriptor.mode not in {"", VolumeMode.OFF}:
             raise UsageError(
                 "namespace.mode",

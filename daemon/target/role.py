@@ -85,7 +85,7 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         node=context.config.node.name,
         store=config.store,
         store_anchor=AnchorKind.NONE if device is None else config.anchor,
-        anchor=identity.anchor,
+        anchors=identity.anchors,
         kem=identity.keys.kem,
         authorizations=authorizations,
         device=device,

@@ -1,8 +1,8 @@
 """Volume descriptors, signed by the broker: the only source of a volume's properties."""
 
-from cryptography import x509
 from google.protobuf.message import DecodeError
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import verify_descriptor
 from sealane.errors import VerificationError
 from sealane.protocol.v1 import broker_pb2
@@ -17,10 +17,14 @@ def lasting(descriptor: broker_pb2.VolumeDescriptor) -> broker_pb2.VolumeDescrip
 
 
 def open_descriptor(
-    anchor: x509.Certificate, signed: broker_pb2.SignedVolumeDescriptor
+    anchors: TrustAnchors, signed: broker_pb2.SignedVolumeDescriptor
 ) -> broker_pb2.VolumeDescriptor:
     """Verify and parse a descriptor; VerificationError `volume.descriptor.…`."""
-    verify_descriptor(anchor, descriptor=signed.descriptor, signature=signed.signature)
+    anchors.checked(
+        lambda anchor: verify_descriptor(
+            anchor, descriptor=signed.descriptor, signature=signed.signature
+        )
+    )
     try:
         return broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
     except DecodeError as error:

@@ -132,6 +132,8 @@ class AttestRequest(message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     SEND_TIME_FIELD_NUMBER: builtins.int
     ADDRESSES_FIELD_NUMBER: builtins.int
+    TRUSTED_AUTHORITIES_FIELD_NUMBER: builtins.int
+    CERTIFYING_AUTHORITY_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     runtime_data: builtins.bytes
     """canonical JSON (RFC 8785)"""
@@ -140,6 +142,10 @@ class AttestRequest(message.Message):
     version: builtins.str
     """For operators; proved by nothing.
     of the node's software, at most 64 characters of ASCII
+    """
+    certifying_authority: builtins.bytes
+    """Of these, the one that issued the certificate which the role shows until it has the answer;
+    empty: it shows none.
     """
     @builtins.property
     def send_time(self) -> timestamp_pb2.Timestamp:
@@ -151,6 +157,10 @@ class AttestRequest(message.Message):
         addresses of at most 128 characters of ASCII.
         """
 
+    @builtins.property
+    def trusted_authorities(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """SHA-256 of the certificate (DER) of each authority that the node's role trusts, oldest first."""
+
     def __init__(
         self,
         *,
@@ -160,10 +170,12 @@ class AttestRequest(message.Message):
         version: builtins.str = ...,
         send_time: timestamp_pb2.Timestamp | None = ...,
         addresses: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        trusted_authorities: abc.Iterable[builtins.bytes] | None = ...,
+        certifying_authority: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["send_time", b"send_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "evidence", b"evidence", "runtime_data", b"runtime_data", "send_time", b"send_time", "session_id", b"session_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certifying_authority", b"certifying_authority", "evidence", b"evidence", "runtime_data", b"runtime_data", "send_time", b"send_time", "session_id", b"session_id", "trusted_authorities", b"trusted_authorities", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -176,6 +188,7 @@ class AttestationResult(message.Message):
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     VERIFIER_CERTIFICATE_FIELD_NUMBER: builtins.int
+    SUCCESSION_FIELD_NUMBER: builtins.int
     certificate_pem: builtins.str
     trust_anchor_pem: builtins.str
     token: builtins.str
@@ -186,6 +199,10 @@ class AttestationResult(message.Message):
     """
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp: ...
+    @builtins.property
+    def succession(self) -> Succession:
+        """The present or last replacement of the brokers' authority; absent: it was never replaced."""
+
     def __init__(
         self,
         *,
@@ -194,9 +211,62 @@ class AttestationResult(message.Message):
         expire_time: timestamp_pb2.Timestamp | None = ...,
         token: builtins.str = ...,
         verifier_certificate: builtins.bytes = ...,
+        succession: Succession | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time", "succession", b"succession"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate_pem", b"certificate_pem", "expire_time", b"expire_time", "token", b"token", "trust_anchor_pem", b"trust_anchor_pem", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate_pem", b"certificate_pem", "expire_time", b"expire_time", "succession", b"succession", "token", b"token", "trust_anchor_pem", b"trust_anchor_pem", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Succession(message.Message):
+    """An authority's statement that another one succeeds it (docs/operate/authority.md)."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PREDECESSOR_FIELD_NUMBER: builtins.int
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    RETIREMENT_FIELD_NUMBER: builtins.int
+    predecessor: builtins.bytes
+    """SHA-256 of its certificate, DER"""
+    certificate: builtins.bytes
+    """of the successor, DER"""
+    signature: builtins.bytes
+    """ECDSA by the predecessor"""
+    retirement: builtins.bytes
+    """ECDSA by the successor: the predecessor is retired; empty: it is not"""
+    def __init__(
+        self,
+        *,
+        predecessor: builtins.bytes = ...,
+        certificate: builtins.bytes = ...,
+        signature: builtins.bytes = ...,
+        retirement: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate", b"certificate", "predecessor", b"predecessor", "retirement", b"retirement", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Successions(message.Message):
+    """What a node keeps of them, oldest first, in `successions` of its state directory."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SUCCESSIONS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def successions(self) -> containers.RepeatedCompositeFieldContainer[Succession]: ...
+    def __init__(
+        self,
+        *,
+        successions: abc.Iterable[Succession] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["successions", b"successions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -337,7 +337,7 @@ class RoleIdentity(message.Message):
     CERTIFICATE_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     VERIFIER_CERTIFICATE_FIELD_NUMBER: builtins.int
-    TRUST_ANCHOR_FIELD_NUMBER: builtins.int
+    TRUST_ANCHORS_FIELD_NUMBER: builtins.int
     role: builtins.str
     certificate: builtins.bytes
     """DER"""
@@ -345,8 +345,10 @@ class RoleIdentity(message.Message):
     """attestation result, an EAR; empty for a broker"""
     verifier_certificate: builtins.bytes
     """DER, of the key that signed the token"""
-    trust_anchor: builtins.bytes
-    """DER"""
+    @builtins.property
+    def trust_anchors(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """DER, one or two"""
+
     def __init__(
         self,
         *,
@@ -354,10 +356,10 @@ class RoleIdentity(message.Message):
         certificate: builtins.bytes = ...,
         token: builtins.str = ...,
         verifier_certificate: builtins.bytes = ...,
-        trust_anchor: builtins.bytes = ...,
+        trust_anchors: abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate", b"certificate", "role", b"role", "token", b"token", "trust_anchor", b"trust_anchor", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate", b"certificate", "role", b"role", "token", b"token", "trust_anchors", b"trust_anchors", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from sealane.protocol.v1 import broker_pb2 as broker_pb2
 import builtins as builtins
 import sys
@@ -126,6 +127,137 @@ class BrokerKeys(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["instance", b"instance", "key_ids", b"key_ids", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReplaceAuthorityRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    class _Step:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StepEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[ReplaceAuthorityRequest._Step.ValueType], builtins.type):
+        DESCRIPTOR: descriptor.EnumDescriptor
+        STEP_UNSPECIFIED: ReplaceAuthorityRequest._Step.ValueType  # 0
+        ANNOUNCE: ReplaceAuthorityRequest._Step.ValueType  # 1
+        """make a successor, and let nodes trust it"""
+        SWITCH: ReplaceAuthorityRequest._Step.ValueType  # 2
+        """the successor signs from now on"""
+        RETIRE: ReplaceAuthorityRequest._Step.ValueType  # 3
+        """end the trust in the one before"""
+
+    class Step(_Step, metaclass=_StepEnumTypeWrapper): ...
+    STEP_UNSPECIFIED: ReplaceAuthorityRequest.Step.ValueType  # 0
+    ANNOUNCE: ReplaceAuthorityRequest.Step.ValueType  # 1
+    """make a successor, and let nodes trust it"""
+    SWITCH: ReplaceAuthorityRequest.Step.ValueType  # 2
+    """the successor signs from now on"""
+    RETIRE: ReplaceAuthorityRequest.Step.ValueType  # 3
+    """end the trust in the one before"""
+
+    STEP_FIELD_NUMBER: builtins.int
+    GONE_NODES_FIELD_NUMBER: builtins.int
+    step: ReplaceAuthorityRequest.Step.ValueType
+    @builtins.property
+    def gone_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """RETIRE: nodes that need not trust the successor"""
+
+    def __init__(
+        self,
+        *,
+        step: ReplaceAuthorityRequest.Step.ValueType = ...,
+        gone_nodes: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["gone_nodes", b"gone_nodes", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetAuthoritiesRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Authorities(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    AUTHORITY_FIELD_NUMBER: builtins.int
+    OTHER_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    CHANGE_TIME_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    TRUST_ANCHORS_PEM_FIELD_NUMBER: builtins.int
+    authority: builtins.bytes
+    """SHA-256 of the certificate (DER) of the one that signs"""
+    other: builtins.bytes
+    """The other one of a replacement in progress, or of the last one; empty: there was none."""
+    stage: builtins.str
+    """"announced", "switched", "retired"; empty: the authority was never replaced"""
+    trust_anchors_pem: builtins.bytes
+    """what a new node should trust"""
+    @builtins.property
+    def change_time(self) -> timestamp_pb2.Timestamp:
+        """when this stage began"""
+
+    @builtins.property
+    def nodes(self) -> containers.RepeatedCompositeFieldContainer[AuthorityNode]:
+        """that keep the next step from being taken"""
+
+    def __init__(
+        self,
+        *,
+        authority: builtins.bytes = ...,
+        other: builtins.bytes = ...,
+        stage: builtins.str = ...,
+        change_time: timestamp_pb2.Timestamp | None = ...,
+        nodes: abc.Iterable[AuthorityNode] | None = ...,
+        trust_anchors_pem: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change_time", b"change_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["authority", b"authority", "change_time", b"change_time", "nodes", b"nodes", "other", b"other", "stage", b"stage", "trust_anchors_pem", b"trust_anchors_pem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AuthorityNode(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    IS_ACTIVE_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    role: builtins.str
+    state: builtins.str
+    """"not trusting": it never said that it trusts the successor. "certified": it has a certificate of
+    the one before. "trusting": it said last that it trusts the one before, which is retired.
+    """
+    is_active: builtins.bool
+    """it has a certificate that has not expired"""
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        role: builtins.str = ...,
+        state: builtins.str = ...,
+        is_active: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_active", b"is_active", "node", b"node", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,16 @@ class OperatorStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
                 _registered_method=True)
+        self.ReplaceAuthority = channel.unary_unary(
+                '/sealane.v1.Operator/ReplaceAuthority',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ReplaceAuthorityRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.Authorities.FromString,
+                _registered_method=True)
+        self.GetAuthorities = channel.unary_unary(
+                '/sealane.v1.Operator/GetAuthorities',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetAuthoritiesRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.Authorities.FromString,
+                _registered_method=True)
         self.TakeSnapshot = channel.unary_stream(
                 '/sealane.v1.Operator/TakeSnapshot',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TakeSnapshotRequest.SerializeToString,
@@ -108,6 +118,19 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplaceAuthority(self, request, context):
+        """Takes the next step of a replacement of the brokers' authority; idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAuthorities(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TakeSnapshot(self, request, context):
         """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit.
         """
@@ -142,6 +165,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.GetEncryptionKeys,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
+            ),
+            'ReplaceAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceAuthority,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ReplaceAuthorityRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.Authorities.SerializeToString,
+            ),
+            'GetAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuthorities,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetAuthoritiesRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.Authorities.SerializeToString,
             ),
             'TakeSnapshot': grpc.unary_stream_rpc_method_handler(
                     servicer.TakeSnapshot,
@@ -286,6 +319,60 @@ class Operator:
             '/sealane.v1.Operator/GetEncryptionKeys',
             sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/ReplaceAuthority',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.ReplaceAuthorityRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.Authorities.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/GetAuthorities',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.GetAuthoritiesRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.Authorities.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,9 @@ class OperatorStub:
     Brokers continue by themselves; GetEncryptionKeys shows how far they are.
     """
     GetEncryptionKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]
+    ReplaceAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReplaceAuthorityRequest, _operator_pb2.Authorities]
+    """Takes the next step of a replacement of the brokers' authority; idempotent."""
+    GetAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetAuthoritiesRequest, _operator_pb2.Authorities]
     TakeSnapshot: _grpc.UnaryStreamMultiCallable[_operator_pb2.TakeSnapshotRequest, _operator_pb2.SnapshotPart]
     """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
@@ -67,6 +70,9 @@ class OperatorAsyncStub(OperatorStub):
     Brokers continue by themselves; GetEncryptionKeys shows how far they are.
     """
     GetEncryptionKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]  # type: ignore[assignment]
+    ReplaceAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReplaceAuthorityRequest, _operator_pb2.Authorities]  # type: ignore[assignment]
+    """Takes the next step of a replacement of the brokers' authority; idempotent."""
+    GetAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetAuthoritiesRequest, _operator_pb2.Authorities]  # type: ignore[assignment]
     TakeSnapshot: _aio.UnaryStreamMultiCallable[_operator_pb2.TakeSnapshotRequest, _operator_pb2.SnapshotPart]  # type: ignore[assignment]
     """Returns a snapshot of the store (docs/formats/snapshot.md) in parts of at most 1 MiB and a bit."""
 
@@ -115,6 +121,21 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.GetEncryptionKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EncryptionKeys, _abc.Awaitable[_operator_pb2.EncryptionKeys]]: ...
+
+    @_abc_1.abstractmethod
+    def ReplaceAuthority(
+        self,
+        request: _operator_pb2.ReplaceAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.Authorities, _abc.Awaitable[_operator_pb2.Authorities]]:
+        """Takes the next step of a replacement of the brokers' authority; idempotent."""
+
+    @_abc_1.abstractmethod
+    def GetAuthorities(
+        self,
+        request: _operator_pb2.GetAuthoritiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.Authorities, _abc.Awaitable[_operator_pb2.Authorities]]: ...
 
     @_abc_1.abstractmethod
     def TakeSnapshot(

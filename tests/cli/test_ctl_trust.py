@@ -209,7 +209,7 @@ async def test_a_node_shows_what_it_shows_to_its_peers(site: Site) -> None:
     ("change", "reason"),
     [
         ({"token": "other"}, "token.holder.mismatch"),
-        ({"trust_anchor": "other"}, "certificate.issuer"),
+        ({"trust_anchors": "other"}, "certificate.issuer"),
         ({"verifier_certificate": "other"}, "token.signature"),
         ({"late": True}, "certificate.expired"),
     ],
@@ -224,8 +224,8 @@ def test_an_identity_that_does_not_hold_is_shown_so(
     if "token" in change:
         own.token = other.token
         own.verifier_certificate = other.verifier_certificate
-    if "trust_anchor" in change:
-        own.trust_anchor = stranger.trust_anchor
+    if "trust_anchors" in change:
+        own.trust_anchors[:] = stranger.trust_anchors
     if "verifier_certificate" in change:
         own.verifier_certificate = other.verifier_certificate
     later = dt.timedelta(minutes=11 if "late" in change else 0)
@@ -247,5 +247,5 @@ def _identity(authority: CertificateAuthority, now: dt.datetime) -> nodes_pb2.Ro
         certificate=leaf.public_bytes(der),
         token=str(metadata[RESULT_KEY]),
         verifier_certificate=bytes(metadata[VERIFIER_KEY]),  # type: ignore[arg-type]
-        trust_anchor=authority.certificate.public_bytes(der),
+        trust_anchors=[authority.certificate.public_bytes(der)],
     )

@@ -7,6 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.fabric.establishment import Result
 from sealane.daemon.fabric.shown import responder_shown
@@ -42,7 +43,9 @@ def test_a_result_for_any_of_the_pinned_leaves_is_bound() -> None:
 
     for subject, leaf in (older, newer):
         result = result_of(subject, leaf)
-        shown = responder_shown(result, pins=pins, anchor=AUTHORITY.certificate, now=NOW)
+        shown = responder_shown(
+            result, pins=pins, anchors=TrustAnchors(AUTHORITY.certificate), now=NOW
+        )
         assert shown.certificate == leaf.fingerprint(SHA256())
         assert shown.token == result.thumbprint
 
@@ -55,12 +58,17 @@ def test_a_result_for_another_leaf_another_node_or_time_is_refused() -> None:
         (result_of(other[0], leaf), "token.subject.mismatch"),
     ):
         with pytest.raises(VerificationError) as refused:
-            responder_shown(result, pins=[leaf], anchor=AUTHORITY.certificate, now=NOW)
+            responder_shown(
+                result, pins=[leaf], anchors=TrustAnchors(AUTHORITY.certificate), now=NOW
+            )
         assert refused.value.reason == reason
     later = NOW + dt.timedelta(days=1)
     with pytest.raises(VerificationError):
         responder_shown(
-            result_of(subject, leaf), pins=[leaf], anchor=AUTHORITY.certificate, now=later
+            result_of(subject, leaf),
+            pins=[leaf],
+            anchors=TrustAnchors(AUTHORITY.certificate),
+            now=later,
         )
 
 
@@ -72,7 +80,7 @@ def test_a_result_of_somebody_elses_verifier_is_refused() -> None:
         responder_shown(
             result_of(subject, leaf, stranger),
             pins=[leaf],
-            anchor=AUTHORITY.certificate,
+            anchors=TrustAnchors(AUTHORITY.certificate),
             now=NOW,
         )
     assert refused.value.reason.startswith("certificate.")

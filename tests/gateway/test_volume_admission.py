@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 
 from patience import PATIENCE_SECONDS
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import Subject
 from sealane.daemon.gateway.queue_opening import QueueOpening
 from sealane.daemon.gateway.volumes import Via
@@ -218,7 +219,7 @@ async def test_identity_refuses_a_certificate_for_another_key(world: World) -> N
     identity = Identity(
         node="g",
         role="gateway",
-        anchor=world.broker.authority.certificate,
+        anchors=TrustAnchors(world.broker.authority.certificate),
         obtain=issue,
         metrics=Metrics(),
     )
@@ -249,7 +250,7 @@ async def test_identity_refuses_a_certificate_for_another_subject(
     identity = Identity(
         node="g",
         role="gateway",
-        anchor=world.broker.authority.certificate,
+        anchors=TrustAnchors(world.broker.authority.certificate),
         obtain=issue,
         metrics=Metrics(),
     )

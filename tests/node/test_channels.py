@@ -8,6 +8,7 @@ import grpc
 import pytest
 from cryptography import x509
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.daemon.node import channels
 from sealane.daemon.node.call_proofs import CallProofs
 from sealane.daemon.node.channels import Channels, Own
@@ -54,13 +55,12 @@ def new_channels() -> Channels:
     leaf = cast("x509.Certificate", object())
     own = Own(leaf=leaf, certificate_pem=b"certificate", key_pem=b"key")
 
-    class Anchor:
-        def public_bytes(self, encoding: object) -> bytes:  # noqa: ARG002
-            return b"anchor"
+    class Anchors:
+        pem = b"anchor"
 
     return Channels(
         lambda: own,
-        anchor=cast("x509.Certificate", Anchor()),
+        anchors=cast("TrustAnchors", Anchors()),
         find_peer=anybody,
         proofs=cast("CallProofs", Proofs()),
     )

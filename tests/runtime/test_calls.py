@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane import errors
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.call_proof import CallEnds, CallProver, request_digest
 from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject, verify_leaf
@@ -109,7 +110,11 @@ async def _admit(caller: Subject, leaf: x509.Certificate, result: AttestationRes
 
 def _authorizer(refused: Refused = no_record) -> Authorizer:
     return Authorizer(
-        AUTHORITY.certificate, server=SERVER, admit=_admit, metrics=METRICS, refused=refused
+        TrustAnchors(AUTHORITY.certificate),
+        server=SERVER,
+        admit=_admit,
+        metrics=METRICS,
+        refused=refused,
     )
 
 

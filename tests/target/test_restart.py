@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE_SECONDS
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.target.control import StorageService
@@ -70,7 +71,7 @@ class Site:
                 target,
                 node="s",
                 store="file",
-                anchor=self.authority.certificate,
+                anchors=TrustAnchors(self.authority.certificate),
                 kem=X25519KemKey.create(),
                 authorizations=all_authorized(target),
                 device=device,

@@ -14,6 +14,7 @@ import pytest
 
 from attached_hosts import host_of, new_secret
 from sealane import _native
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
@@ -155,7 +156,7 @@ async def rack() -> AsyncIterator[Rack]:
         target,
         node="s",
         store="memory",
-        anchor=authority.certificate,
+        anchors=TrustAnchors(authority.certificate),
         kem=KEMS["s"],
         authorizations=all_authorized(target),
     )
@@ -532,7 +533,7 @@ async def test_groups_are_kept_by_take_overs_and_never_by_a_gateways_descriptor(
         target,
         node="s",
         store="memory",
-        anchor=authority.certificate,
+        anchors=TrustAnchors(authority.certificate),
         kem=KEMS["s"],
         authorizations=all_authorized(target),
         catalogue=catalogue,

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from control_plane import Daemon, Site
 from sealane.daemon.config import EnrolmentConfig
@@ -11,6 +12,7 @@ from sealane.daemon.gateway.broker_client import BrokerClient
 from sealane.daemon.node.enrolment import Enrolment
 from sealane.daemon.node.evidence.choose import open_driver
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.node.trust_client import TrustClient
 from sealane.daemon.runtime.metrics import Metrics
 
@@ -48,9 +50,10 @@ async def insider(
     """Attest as `role` of `node`, which the policy must allow."""
     config = enrolment_config(site, broker, node=node, broker_address=broker_address)
     driver = open_driver(config, tcti="")
-    enrolment = Enrolment(config, node=node, role=role, driver=driver)
+    kept = KeptAnchors.open(config, Path(config.trust_anchor).parent)
+    enrolment = Enrolment(config, node=node, role=role, driver=driver, kept=kept)
     identity = Identity(
-        node=node, role=role, anchor=enrolment.anchor, obtain=enrolment.obtain, metrics=Metrics()
+        node=node, role=role, anchors=kept.anchors, obtain=enrolment.obtain, metrics=Metrics()
     )
     await identity.renew()
     trust = TrustClient(config, identity)

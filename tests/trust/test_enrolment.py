@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from brokers import MemoryAudit
+from brokers import MemoryAudit, authorities_of, unchanged_authorities
 from control_plane import write_key
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.software import SoftwareVerifier
@@ -24,6 +25,7 @@ from sealane.daemon.node import enrolment as module
 from sealane.daemon.node.enrolment import Enrolment, key_digest
 from sealane.daemon.node.evidence.choose import open_driver
 from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.runtime.calls import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
@@ -36,8 +38,8 @@ from trust.verifiers import LISTED, NoBooks, software_policy
 class Scripted(AttestationServicer):
     """A broker's servicer that records sessions, and runs a hook before an answer."""
 
-    def __init__(self, name: str, service: VerifierService, *, anchor_pem: bytes) -> None:
-        super().__init__(service, anchor_pem=anchor_pem)
+    def __init__(self, name: str, service: VerifierService) -> None:
+        super().__init__(service)
         self.name = name
         self.given: list[bytes] = []
         self.sessions: list[tuple[str, bytes]] = []
@@ -92,14 +94,15 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                     verifier_key_sha256=key_digest(authority.certificate),
                 ),
                 books=NoBooks(),
-                authority=authority,
+                authorities=authorities_of(authority),
+                refresh=unchanged_authorities,
                 broker=name,
                 audit=MemoryAudit(),
                 clocks=Clocks(registry),
                 metrics=Metrics(),
             )
             stack.callback(service.close)
-            brokers[name] = Scripted(name, service, anchor_pem=authority.anchor_pem)
+            brokers[name] = Scripted(name, service)
 
             async def issue(keys: Keys, node: str = name) -> Issued:
                 subject = Subject(
@@ -115,7 +118,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             identity = Identity(
                 node=name,
                 role="broker",
-                anchor=authority.certificate,
+                anchors=TrustAnchors(authority.certificate),
                 obtain=issue,
                 metrics=Metrics(),
             )
@@ -150,7 +153,16 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         )
         driver = open_driver(config, tcti="")
         stack.callback(driver.close)
-        yield Site(brokers, Enrolment(config, node="g1", role="gateway", driver=driver))
+        yield Site(
+            brokers,
+            Enrolment(
+                config,
+                node="g1",
+                role="gateway",
+                driver=driver,
+                kept=KeptAnchors.open(config, tmp_path),
+            ),
+        )
 
 
 async def test_a_broker_that_goes_between_challenge_and_attest_costs_a_fresh_challenge(

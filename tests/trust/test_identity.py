@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.runtime.clock import utc_now
@@ -28,7 +29,7 @@ class World:
         self.identity = Identity(
             node="g",
             role="gateway",
-            anchor=AUTHORITY.certificate,
+            anchors=TrustAnchors(AUTHORITY.certificate),
             obtain=self.issue,
             metrics=Metrics(),
         )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.hpke import Context, seal_signed
 from sealane.crypto.lease import RETURN_TOKEN_BYTES
@@ -170,7 +171,7 @@ async def world() -> AsyncIterator[World]:
         asker = await site.identity("fabric", "own")
         liar = Liar(site, identity, asker)
         authorizer = Authorizer(
-            site.authority.certificate,
+            TrustAnchors(site.authority.certificate),
             server=server_identity.spiffe_id,
             admit=everybody,
             metrics=Metrics(),

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from brokers import MemoryAudit
+from brokers import MemoryAudit, authorities_of, unchanged_authorities
 from sealane.cli import machine as ctl_machine
 from sealane.cli.output import Output
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.chain import key_sha256
@@ -37,6 +38,7 @@ from sealane.daemon.node.enrolment import Enrolment, key_digest
 from sealane.daemon.node.evidence.choose import open_sources
 from sealane.daemon.node.evidence.tsm import TsmDriver
 from sealane.daemon.node.identity import Identity, Issued, Keys
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.runtime.calls import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
@@ -87,6 +89,7 @@ class Site:
             node="n",
             role="gateway",
             driver=machine(self.root),
+            kept=KeptAnchors.open(config, self.root),
             sources=open_sources(config),
         )
         return await node.obtain(Keys.create())
@@ -119,7 +122,8 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         service = VerifierService(
             verifier,
             books=NoBooks(),
-            authority=authority,
+            authorities=authorities_of(authority),
+            refresh=unchanged_authorities,
             broker="b",
             audit=audit,
             clocks=Clocks(registry),
@@ -140,13 +144,13 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         identity = Identity(
             node="b",
             role="broker",
-            anchor=authority.certificate,
+            anchors=TrustAnchors(authority.certificate),
             obtain=issue,
             metrics=Metrics(),
         )
         await identity.renew()
         server = new_server(Metrics(), TlsOnly())
-        servicer = AttestationServicer(service, anchor_pem=authority.anchor_pem)
+        servicer = AttestationServicer(service)
         attestation_pb2_grpc.add_AttestationServicer_to_server(servicer, server)
         credentials = identity.server_credentials(mutual=False)
         address = bind_tcp(server, "127.0.0.1:0", credentials, key="test")

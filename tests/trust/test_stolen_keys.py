@@ -27,7 +27,7 @@ from control_plane import Daemon, Site, daemon, short_directory
 from permits import own_authorized
 from sealane.client import Client, Volume, connect
 from sealane.client.grants import introduce
-from sealane.crypto.certificates import Subject, verify_leaf
+from sealane.crypto.certificates import Subject
 from sealane.crypto.exchange import Exchange
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
 from sealane.crypto.kem import KemKey, X25519KemKey
@@ -104,7 +104,7 @@ class Thief:
             return () if role == "broker" else await self.victim.trust.leaves(node, role)
 
         channels = Channels(
-            lambda: own, anchor=identity.anchor, find_peer=find, proofs=identity.proofs
+            lambda: own, anchors=identity.anchors, find_peer=find, proofs=identity.proofs
         )
         try:
             async with channels.use(address, node, role) as connection:
@@ -215,7 +215,7 @@ async def test_a_stolen_leaf_of_a_gateway_gets_no_queue(cluster: Cluster, volume
     async with insider(cluster.site, cluster.broker, node="x") as victim:
         thief = Thief(victim)
         (leaf, *_) = await victim.trust.leaves("s", "target")
-        target = verify_leaf(leaf, anchor=victim.identity.anchor, now=utc_now())
+        target = victim.identity.verified(leaf)
         refused = []
 
         async def open_queue(
@@ -455,10 +455,10 @@ async def _session_keys(
     initiation = Initiation(
         display_name=name,
         own=victim.identity.subject,
-        responder=verify_leaf(pins[0], anchor=victim.identity.anchor, now=utc_now()),
+        responder=victim.identity.verified(pins[0]),
         shown=own_shown(victim.identity.own),
         check_result=lambda result: responder_shown(
-            result, pins=pins, anchor=victim.identity.anchor, now=utc_now()
+            result, pins=pins, anchors=victim.identity.anchors, now=utc_now()
         ),
         kem=kem,
         units=(UNIT_BYTES,),

@@ -24,6 +24,7 @@ from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.node.enrolment import Enrolment
 from sealane.daemon.node.identity import Keys
+from sealane.daemon.node.kept_anchors import KeptAnchors
 from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import VerificationError
 from software_tpm import SoftwareTpm, software_tpm, with_attestation_key_of
@@ -147,9 +148,10 @@ def enrol(
     async def run() -> tuple[Keys, x509.Certificate, x509.Certificate]:
         mine = keys or Keys.create(kem=await driver.create_kem_key())
         config = EnrolmentConfig(**trust.enrolment())
-        enrolment = Enrolment(config, node=node, role=role, driver=driver)
+        kept = KeptAnchors.open(config, Path(config.trust_anchor).parent)
+        enrolment = Enrolment(config, node=node, role=role, driver=driver, kept=kept)
         obtained: Any = await enrolment.obtain(mine)
-        return mine, getattr(obtained, "leaf", obtained), enrolment.anchor
+        return mine, getattr(obtained, "leaf", obtained), kept.anchors.certificates[0]
 
     mine, leaf, anchor = asyncio.run(run())
     return mine, verify_leaf(leaf, anchor=anchor, now=utc_now())

@@ -28,7 +28,7 @@ class LeafThief:
         """Open a channel to `role` of `node`."""
         identity = self.victim.identity
         pins = [] if role == "broker" else await self.victim.trust.leaves(node, role)
-        roots = [leaf.public_bytes(Encoding.PEM) for leaf in pins or [identity.anchor]]
+        roots = [leaf.public_bytes(Encoding.PEM) for leaf in pins or identity.anchors.certificates]
         credentials = grpc.ssl_channel_credentials(
             root_certificates=b"".join(roots),
             private_key=identity.keys.tls.private_bytes(

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from brokers import MemoryAudit
+from brokers import MemoryAudit, unchanged_authorities
 from sealane.crypto.attestation.challenge import Challenge
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.attestation.runtime_data import RuntimeData
@@ -135,7 +135,8 @@ async def running_verifier(
             verifier_key_sha256=VERIFIER_KEY,
         ),
         books=NoBooks(),
-        authority=registry.authority,
+        authorities=registry.authorities,
+        refresh=unchanged_authorities,
         broker="b",
         audit=audit,
         clocks=Clocks(registry),

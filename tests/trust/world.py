@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cryptography import x509
 
 from patience import PATIENCE_SECONDS
+from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.node.authorizations import NONCE_BYTES, Authorizations
@@ -121,7 +122,7 @@ class Site:
         identity = Identity(
             node=node,
             role=role,
-            anchor=self.authority.certificate,
+            anchors=TrustAnchors(self.authority.certificate),
             obtain=issue,
             metrics=Metrics(),
         )
@@ -143,7 +144,7 @@ class Site:
     ) -> str:
         """Serve `servicer` as `identity`; return the address."""
         authorizer = Authorizer(
-            self.authority.certificate,
+            TrustAnchors(self.authority.certificate),
             server=identity.spiffe_id,
             admit=admit,
             metrics=Metrics(),
