@@ -21,7 +21,7 @@ from sealane.daemon.config import load_config
 from sealane.daemon.runtime.directories import as_daemon, claimed_state
 from sealane.daemon.runtime.files import new_file, read_file, read_secret
 from sealane.daemon.runtime.logs import set_up_logs
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UsageError
 from sealane.protocol.v1 import operator_pb2
 
 _SNAPSHOT_SECONDS: Final = 3600.0
@@ -40,7 +40,9 @@ async def broker_snapshot(client: Client, options: argparse.Namespace, output: O
 def broker_restore(options: argparse.Namespace, output: Output) -> None:
     """Restore a snapshot into the empty store of a configured broker that doesn't run."""
     key = RecipientKey.parse(read_secret(str(options.key), key="--key"), source=str(options.key))
-    anchors = _anchors(options.trust_anchor)
+    anchors = TrustAnchors.parse(
+        read_file(str(options.trust_anchor), key="--trust-anchor"), source=str(options.trust_anchor)
+    )
     accepted = Accepted(nodes=options.accept, devices=options.accept_device)
     config = load_config(options.config)
     set_up_logs("error", node=config.node.name)
@@ -114,14 +116,6 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise UsageError("broker.snapshot.unwritable", f"{path}: {error.strerror}") from error
-
-
-def _anchors(path: Path) -> TrustAnchors:
-    content = read_file(str(path), key="--trust-anchor")
-    try:
-        return TrustAnchors.parse(content, source=str(path))
-    except VerificationError as error:
-        raise UsageError("config.value", f"{path}: allowed: a certificate in PEM") from error
 
 
 def _device(text: str) -> uuid.UUID:
