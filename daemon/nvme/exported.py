@@ -48,6 +48,10 @@ class Association:
     admin: AdminController
     portal: Portal
     """Address of this listener to which the host connected."""
+    source: str
+    """Address that the host connected from."""
+    is_counted: bool = True
+    """Whether its admin connection counts towards the limits on connections."""
     task: asyncio.Task[None] | None = None
     queues: dict[int, asyncio.Event] = field(default_factory=dict)
     """I/O queues, connecting or running; the event is set once none of its commands can run."""

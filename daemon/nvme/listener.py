@@ -53,7 +53,8 @@ from sealane.transport.tasks import TaskOwner
 
 HANDSHAKE_SECONDS = 5.0
 ADMIT_SECONDS = 15.0
-# Connections that this listener holds: admin queues, and queues not yet passed to the engine.
+# Connections that this listener holds: queues not yet passed to the engine, and the admin queues of
+# hosts without I/O queues. Whoever has an I/O queue was admitted, and is bounded by IO_QUEUES_MAX.
 CONNECTIONS_MAX = 256
 CONNECTIONS_PER_SOURCE_MAX = 128  # so that one address can't exclude all others
 HANDSHAKES_MAX = 64  # connections without a Connect command yet
@@ -194,6 +195,8 @@ class Listener:
         if ended is not None:
             association.exported.queue_closed(association.association_id, event.queue_id)
             ended.set()
+        if not association.queues:
+            self._count(association, counts=True)
 
     def end_association(self, association_id: int, reason: ReasonId = "association.fenced") -> None:
         """Close an association; its own task drains its queues. `reason` is for the log."""
@@ -274,10 +277,19 @@ class Listener:
 
     def _gone(self, connection: socket.socket, source: str) -> None:
         # Runs in a callback, not in the task, which may be cancelled before its first step.
-        self._sources[source] -= 1
+        self._add(source, -1)
+        connection.close()
+
+    def _add(self, source: str, count: int) -> None:
+        self._sources[source] += count
         if not self._sources[source]:
             del self._sources[source]
-        connection.close()
+
+    def _count(self, association: Association, *, counts: bool) -> None:
+        """Let an open admin connection count towards the limits, or not; at its end it must."""
+        if association.is_counted != counts:
+            association.is_counted = counts
+            self._add(association.source, 1 if counts else -1)
 
     @staticmethod
     def _log_end(association: Association) -> None:
@@ -308,7 +320,7 @@ class Listener:
                     connect = await handshake(stream, offers_digests=self._offers_digests)
             finally:
                 self._handshakes -= 1
-            await self._connected(stream, connect)
+            await self._connected(stream, connect, source)
         except ConnectRefusedError as error:
             self._fault(source, error.reason, str(error.args[0]))
         except TimeoutError:
@@ -323,7 +335,7 @@ class Listener:
             fault = error if isinstance(error, PduFaultError) else None
             await stream.farewell(from_host=False, fault=fault)
 
-    async def _connected(self, stream: PduStream, connect: Connect) -> None:
+    async def _connected(self, stream: PduStream, connect: Connect, source: str) -> None:
         if not self._accepts:
             # A host that is told that its subsystem doesn't exist may give up.
             return
@@ -334,7 +346,9 @@ class Listener:
             exported = check_connect(exported, connect)
             if connect.queue_id == 0:
                 await self._drain_left(exported, connect)
-                association, authentication = self._make_association(stream, exported, connect)
+                association, authentication = self._make_association(
+                    stream, exported, connect, source
+                )
         except ConnectRefusedError as error:
             await self._refuse(stream, connect, exported, error)
             raise
@@ -346,7 +360,7 @@ class Listener:
     # Admin queues
 
     def _make_association(
-        self, stream: PduStream, exported: Exported, connect: Connect
+        self, stream: PduStream, exported: Exported, connect: Connect, source: str
     ) -> tuple[Association, bool]:
         controller_id = self._free_controller_id()
         machine = make_authentication(exported, connect)
@@ -358,6 +372,7 @@ class Listener:
             host_id=connect.host_id,
             exported=exported,
             portal=Portal(traddr=str(reached[0]), trsvcid=int(reached[1])),
+            source=source,
             admin=AdminController(
                 exported.shown_to(connect.host_nqn),
                 controller_id=controller_id,
@@ -378,7 +393,7 @@ class Listener:
         """Return a controller id at random: listeners that serve one subsystem don't coordinate.
 
         Hosts refuse a second controller of a subsystem with the same id. There are far more ids
-        than CONNECTIONS_MAX.
+        than CONNECTIONS_MAX and IO_QUEUES_MAX allow associations.
         """
         while True:
             controller_id = 1 + secrets.randbelow(_CONTROLLERS_MAX - 1)
@@ -408,6 +423,7 @@ class Listener:
             raise
         finally:
             association.is_closed = True
+            self._count(association, counts=True)
             self._log_end(association)
             del self._associations[controller_id], self._sessions[controller_id]
             self._closing.add(association)
@@ -448,6 +464,7 @@ class Listener:
         association.resets += 1
         stopped = [*association.queues.values()]
         association.queues.clear()
+        self._count(association, counts=True)
         await association.exported.association_closed(association.association_id)
         association.admin.set_io_queues(connected=False)
         for queue in stopped:
@@ -480,6 +497,7 @@ class Listener:
                 self._check_current(association, resets)
                 admission.start(stream.socket.fileno())
                 admission = None
+                self._count(association, counts=False)
             except BaseException:
                 if association.queues.get(connect.queue_id) is ended:
                     del association.queues[connect.queue_id]

@@ -257,9 +257,9 @@ async def test_a_queue_id_connects_once_per_association(
     assert world.faults == ["connect.queue.in_use"]
 
 
-def closed(queue_id: int, *, reason: str = "") -> StorageEvent:
+def closed(queue_id: int, *, reason: str = "", association: int = 1) -> StorageEvent:
     return StorageEvent(
-        kind="queue_closed", reason=reason, detail="", association=1, queue_id=queue_id
+        kind="queue_closed", reason=reason, detail="", association=association, queue_id=queue_id
     )
 
 
@@ -456,6 +456,38 @@ async def test_connections_are_bounded(
         with pytest.raises(UnavailableError):
             await world.host().connect()
     assert world.faults == [reason]
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "CONNECTIONS_PER_SOURCE_MAX"])
+async def test_hosts_with_io_queues_do_not_count_as_connections(
+    world: World, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A gateway has an association for each volume, all from one address."""
+    monkeypatch.setattr(listening, limit, 4)
+
+    async def connects(wanted: bool) -> None:
+        """Wait until another host is served, or is not: the listener hears of ends later."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    async with world.host():
+                        served = True
+                except UnavailableError:
+                    served = False
+                if served == wanted:
+                    return
+
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            host = await stack.enter_async_context(world.host())
+            (await host.connect_queue(1)).close()
+            (await world.provider.box.get()).close()
+        await connects(True)
+        # They count again when they have no queue left, and not when they are gone.
+        for association in range(1, 9):
+            world.listener.queue_closed(closed(1, association=association))
+        await connects(False)
+    await connects(True)
 
 
 async def test_half_open_connections_are_bounded(
