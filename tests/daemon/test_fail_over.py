@@ -361,3 +361,16 @@ async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pai
     assert records[0]["subject"] == "spiffe://sealane/target/s"
     ends = (records[0]["detail"]["fenced"], records[0]["detail"]["gateway"])
     assert ends == (gateway_nqn("g"), gateway_nqn("h"))
+
+
+async def test_a_target_that_stops_reports_its_last_take_over_before(
+    cluster: Cluster, pair: Pair
+) -> None:
+    for client in (pair.first, pair.second):
+        await client.volumes.take_over(pair.on_first.name)
+    await asyncio.to_thread(cluster.target.stop)
+    try:
+        (record,) = await recorded_take_overs(cluster, pair.on_first)
+    finally:
+        cluster.target = await asyncio.to_thread(cluster.start_target)
+    assert record["detail"]["fenced"] == gateway_nqn("g")
