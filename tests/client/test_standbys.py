@@ -129,6 +129,14 @@ async def test_the_optimized_path_is_taken_and_the_others_are_closed(
     assert [path.is_closed for path in paths] == [True, False, True]
 
 
+async def test_a_path_that_connects_after_the_choice_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = [Path(), Path()]
+    assert await chosen(queues_of(monkeypatch, *paths), is_repeated=True) is paths[0]
+    assert [path.is_closed for path in paths] == [False, True]
+
+
 async def test_a_standby_is_taken_when_the_serving_path_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
