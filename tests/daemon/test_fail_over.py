@@ -33,8 +33,9 @@ MIB = 1 << 20
 SECTOR = 4096
 WRITES = 16
 """Sectors that the host writes at a time."""
-CLIENT_SECONDS = 20.0
-"""How long a client's write may take when its gateway freezes: its keep-alive time-out as well."""
+CLIENT_SECONDS = 11.5
+"""How long a client's write may take when its gateway freezes: 7.5 s until its keep-alive is
+unanswered, then the other path and its take-over."""
 TAKE_OVER_SECONDS = 3.0
 """How long a write over the standby may take, take-over included (docs/operate/fail-over.md)."""
 
