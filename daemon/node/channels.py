@@ -180,14 +180,19 @@ class Channels:
             before.checked_ns = self._now_ns()
             return before
         connection = self._opened(address, node, role, pins)
-        while not await _is_connected(connection.channel):
-            # The peer may have a new leaf; a failure for any other reason is reported by the call
-            # itself.
-            found = await self._pins(peer, node, role)
-            if found == connection.pins:
-                break
+        try:
+            while not await _is_connected(connection.channel):
+                # The peer may have a new leaf; a failure for any other reason is reported by the
+                # call itself.
+                found = await self._pins(peer, node, role)
+                if found == connection.pins:
+                    break
+                await self._close(connection)
+                connection = self._opened(address, node, role, found)
+        except BaseException:
+            # The caller didn't wait: nobody else knows this channel.
             await self._close(connection)
-            connection = self._opened(address, node, role, found)
+            raise
         peer.connection = connection
         await self._retire(before)
         return connection
