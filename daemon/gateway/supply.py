@@ -161,7 +161,7 @@ class Supply:
             self._events.report(
                 volume_id, "target_changed", detail=f"{place.node} to {descriptor.target_node}"
             )
-            place.node = descriptor.target_node
+            place.move(descriptor.target_node)
 
     async def _follow_key_epoch(
         self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor

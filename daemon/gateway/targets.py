@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -37,11 +37,23 @@ _NAMED_MAX: Final = 10
 _BAD: Final = {TargetState.AWAY, TargetState.UNHEALTHY}
 
 
-@dataclass(slots=True)
 class Place:
     """The target that has a volume; another one when the volume's device has moved."""
 
-    node: str
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._moved = asyncio.Event()
+
+    def move(self, node: str) -> None:
+        """Name the target that has the volume from now on, and wake who waits in `left`."""
+        self.node = node
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def left(self, node: str) -> None:
+        """Wait until the volume is on another target than `node`."""
+        while self.node == node:
+            await self._moved.wait()
 
 
 class Targets:

@@ -290,15 +290,15 @@ def open_channel(
 
 
 async def until(
-    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", end: asyncio.Future[None]
+    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", *ends: asyncio.Future[None]
 ) -> AsyncIterator[_Message]:
-    """Yield the messages of a response stream until it ends or `end` is done; ends the call."""
+    """Yield the messages of a stream until it or one of `ends` is over; ends the call."""
     messages = aiter(stream)
     following: asyncio.Future[_Message] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(messages))
-            either: set[asyncio.Future[Any]] = {following, end}
+            either: set[asyncio.Future[Any]] = {following, *ends}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 return
