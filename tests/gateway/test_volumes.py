@@ -487,6 +487,10 @@ async def test_a_target_says_what_gateways_compare(
         monkeypatch.setattr(world.storage, "_room", lambda given=given: given)
         found = world.storage.status()
         assert (found.free_bytes, found.capacity_bytes) == (free, 100)
+    monkeypatch.setattr(world.storage.unopened, "ids", lambda: [uuid.UUID(int=1)])
+    assert not world.storage.status().healthy
+    monkeypatch.setattr(world.storage.unopened, "ids", list)
+    assert world.storage.status().healthy
     monkeypatch.setattr(world.target, "statistics", lambda _: {"failed": 1})
     assert world.storage.failed_stores()
     assert not world.storage.status().healthy
