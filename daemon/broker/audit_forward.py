@@ -23,7 +23,10 @@ BACK_OFF_SECONDS: Final = 60.0
 
 
 def collector_of(config: AuditForwardConfig, *, node: str) -> AuditCollector:
-    """Return the collector of a configuration; UsageError `config.unreadable` or `config.size`."""
+    """Return the collector of a configuration.
+
+    UsageError `config.unreadable`, `config.size` or `config.value`.
+    """
     match config.kind:
         case "otlp":
             from sealane.daemon.broker.audit_otlp import Otlp  # noqa: PLC0415

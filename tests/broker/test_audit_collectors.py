@@ -15,10 +15,12 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service
 from broker.audit_logs import KEY, SMALL, opened
 from broker.test_audit_forward import FORWARDED, _certificate, fill, until
 from sealane.crypto.audit import Record, verify_log
-from sealane.daemon.broker import audit_forward
+from sealane.daemon.broker import audit_forward, audit_otlp
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_forward import AuditForwarder
+from sealane.daemon.broker.audit_otlp import Otlp
 from sealane.daemon.config import AuditForwardConfig
+from sealane.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -205,3 +207,76 @@ async def test_only_a_collector_of_the_authority_gets_records(
                 await until(lambda: forwarder._is_away)
     assert bool(logs.lines) is is_trusted
     await log.close()
+
+
+class _Malformed(grpc.GenericRpcHandler):
+    """Answers each call with bytes that are no message."""
+
+    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def answer(
+            _request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> bytes:
+            return b"\xff"
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+async def test_an_answer_that_is_no_message_is_a_collector_that_is_away(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Malformed(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder:
+        await until(lambda: forwarder._is_away)
+        assert log.forwarded == 0
+    await server.stop(None)
+    await log.close()
+
+
+async def test_a_call_that_grpc_refuses_is_a_collector_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if a check of headers missed one.
+    monkeypatch.setattr(audit_otlp, "_headers", lambda _: [("x-token-bin", "abc")])
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    async with (
+        _collecting() as (logs, port),
+        _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder,
+    ):
+        await until(lambda: forwarder._is_away)
+    assert not logs.requests
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "authorization=Bearer%0Aabc",
+        "x-token=%C3%A9",
+        "x-token=é",
+        "x%20token=abc",
+        "x token=abc",
+        "x-token-bin=abc",
+        ":authority=abc",
+        "=abc",
+        "abc",
+        "x-token=t,abc%7F=secret",
+    ],
+)
+def test_headers_that_can_not_be_sent_are_refused(
+    monkeypatch: pytest.MonkeyPatch, headers: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    with pytest.raises(UsageError) as caught:
+        Otlp("http://127.0.0.1:4317", None, node="b1")
+    assert caught.value.reason == "config.value"
+    assert "secret" not in str(caught.value)
+
+
+def test_headers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", " Authorization = Basic%20YTpi==,, x.y=1,")
+    sent = Otlp("http://127.0.0.1:4317", None, node="b1")._headers
+    assert sent == (("authorization", "Basic YTpi=="), ("x.y", "1"))
