@@ -35,6 +35,8 @@ from sealane.daemon.runtime.files import read_file
 from sealane.errors import UsageError
 
 HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
+STATED_CHARACTERS_MAX: Final = 256
+"""What is kept of a collector's own words."""
 _NANOS: Final = 1_000_000_000
 _MICROS: Final = 1_000_000
 # What gRPC sends as it is: names that end in "-bin" are for bytes, which a variable can't hold.
@@ -82,7 +84,8 @@ class Otlp:
         try:
             answer = await stub.Export(request, timeout=CONNECT_SECONDS, metadata=self._headers)
         except grpc.aio.AioRpcError as error:
-            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+            text = _stated(error.details() or "")
+            raise ConnectionError(f"{error.code().name}: {text}") from error
         except Exception as error:
             # gRPC raises more kinds than it documents, and none may end the broker.
             raise ConnectionError(f"gRPC failed: {type(error).__name__}") from error
@@ -90,7 +93,10 @@ class Otlp:
         if answer is None:
             raise ConnectionError("the collector's answer is malformed")
         if refused := answer.partial_success.rejected_log_records:
-            raise ConnectionError(f"the collector refused {refused} of {len(lines)} records")
+            text = _stated(answer.partial_success.error_message) or "it doesn't say why"
+            raise ConnectionError(
+                f"the collector refused {refused} of {len(lines)} records: {text}"
+            )
 
 
 def log_record(line: bytes) -> LogRecord:
@@ -108,6 +114,12 @@ def log_record(line: bytes) -> LogRecord:
     )
 
 
+def _stated(text: str) -> str:
+    """Return what a collector says, so that a line of a log can hold it."""
+    text = text[:STATED_CHARACTERS_MAX]
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def _headers(text: str) -> Iterator[tuple[str, str]]:
     """Yield the headers of `name=value,…`, URL-encoded; UsageError `config.value`.
 
@@ -119,9 +131,9 @@ def _headers(text: str) -> Iterator[tuple[str, str]]:
         if not equals or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise UsageError(
                 "config.value",
-                f"{HEADERS_VARIABLE}: header {number} can't be sent; allowed: name=value, URL-encoded, "
-                'a name of letters, digits and "_.-" that doesn\'t end in "-bin", a value of '
-                "printable ASCII",
+                f"{HEADERS_VARIABLE}: header {number} can't be sent; allowed: name=value, "
+                'URL-encoded, a name of letters, digits and "_.-" that doesn\'t end in "-bin", '
+                "a value of printable ASCII",
             )
         yield name, value
 

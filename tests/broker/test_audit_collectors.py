@@ -10,12 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 
 from broker.audit_logs import KEY, SMALL, opened
 from broker.test_audit_forward import FORWARDED, _certificate, fill, until
 from sealane.crypto.audit import Record, verify_log
-from sealane.daemon.broker import audit_forward, audit_otlp
+from sealane.daemon.broker import audit_forward, audit_otlp, audit_syslog
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_forward import AuditForwarder
 from sealane.daemon.broker.audit_otlp import Otlp
@@ -128,15 +129,21 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
         self.requests: list[Any] = []
         self.metadata: dict[str, Any] = {}
         self.refused = 0
+        self.refused_number = 0
+        self.message = ""
 
     async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
         answer = logs_service_pb2.ExportLogsServiceResponse()
-        answer.partial_success.rejected_log_records = self.refused
+        records = request.resource_logs[0].scope_logs[0].log_records
+        lines = [record.body.string_value.encode() for record in records]
+        taken = [line for line in lines if Record.decode(line).sequence != self.refused_number]
+        refused = self.refused or len(lines) - len(taken)
+        answer.partial_success.rejected_log_records = refused
+        answer.partial_success.error_message = self.message
         if not self.refused:
-            records = request.resource_logs[0].scope_logs[0].log_records
-            self.lines += [record.body.string_value.encode() for record in records]
+            self.lines += taken
         return answer
 
 
@@ -206,6 +213,54 @@ async def test_only_a_collector_of_the_authority_gets_records(
             else:
                 await until(lambda: forwarder._is_away)
     assert bool(logs.lines) is is_trusted
+    await log.close()
+
+
+async def test_records_before_one_that_is_always_refused_arrive(tmp_path: Path) -> None:
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, 300)
+    async with _collecting() as (logs, port):
+        logs.refused_number = 201
+        logs.message = "too\nold" + 1000 * "!"
+
+        def last_sizes() -> list[int]:
+            latest = logs.requests[-3:]
+            return [len(each.resource_logs[0].scope_logs[0].log_records) for each in latest]
+
+        with structlog.testing.capture_logs() as lines:
+            async with _forwarding(log, tmp_path, f"http://127.0.0.1:{port}"):
+                # Nothing before it is repeated for ever, and it isn't left out.
+                await until(lambda: last_sizes() == [1, 1, 1])
+                assert log.forwarded == 200
+                logs.refused_number = 0
+                await until(lambda: log.forwarded == log.head.sequence)
+    said = [line for line in lines if line["event"] == "audit_forward_lost"]
+    assert said[-1]["forwarded"] == 200
+    assert "the collector refused 1 of " in said[-1]["message"]
+    assert " records: too?old!" in said[-1]["message"]
+    assert len(said[-1]["message"]) < 400
+    await log.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+async def test_a_slow_local_syslog_gets_each_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """The whole takes longer than the time limit, which is for each record."""
+    monkeypatch.setattr(audit_syslog, "SEND_SECONDS", 0.5)
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, _queue_max() + 12 * at_once)
+    taken: list[bytes] = []
+    with _syslog(tmp_path / "log") as server:
+        async with _forwarding(log, tmp_path, str(tmp_path / "log")) as forwarder:
+            while log.forwarded < log.head.sequence:
+                await asyncio.sleep(0.1)
+                for _ in range(at_once):
+                    with contextlib.suppress(BlockingIOError):
+                        taken.append(re.split(b" (?={)", server.recv(65536), maxsplit=1)[1])
+            assert not forwarder._is_away
+        taken.extend(line for _, line in _taken(server))
+    assert verify_log(taken, signer=KEY.public_key()).head == log.head
     await log.close()
 
 
