@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import unquote
 
 import grpc
+from cryptography.hazmat.primitives.serialization import Encoding
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -30,8 +31,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from sealane import __version__
 from sealane.crypto.audit import Record
 from sealane.daemon.broker.audit_collector import CONNECT_SECONDS, SendRecords
-from sealane.daemon.broker.audit_syslog import collector_tls
-from sealane.daemon.runtime.files import read_file
+from sealane.daemon.runtime.certificate_files import read_certificates
+from sealane.daemon.runtime.grpc_options import NO_PROXY
 from sealane.errors import UsageError
 
 HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -42,21 +43,20 @@ _MICROS: Final = 1_000_000
 # What gRPC sends as it is: names that end in "-bin" are for bytes, which a variable can't hold.
 _HEADER_NAME: Final = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 _HEADER_VALUE: Final = re.compile(r"[ -~]*")
-# A proxy would be another machine.
-_OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+_OPTIONS: Final = (NO_PROXY,)
 
 
 class Otlp:
     """A collector at `endpoint`: http:// on loopback, or https:// with a `ca_file`."""
 
     def __init__(self, endpoint: str, ca_file: str | None, *, node: str) -> None:
-        """Raise what `collector_tls` does, and UsageError `config.value` for a header."""
-        collector_tls(ca_file)
+        """Raise what `read_certificates` does, and UsageError `config.value` for a header."""
         self._address = endpoint.partition("://")[2]
         self._credentials = None
         if ca_file is not None:
-            roots = read_file(ca_file, key="broker.audit_forward.ca_file")
-            self._credentials = grpc.ssl_channel_credentials(roots)
+            roots = read_certificates(ca_file, "broker.audit_forward.ca_file")
+            pem = b"".join(each.public_bytes(Encoding.PEM) for each in roots)
+            self._credentials = grpc.ssl_channel_credentials(pem)
         names = {
             "service.name": "sealaned",
             "service.version": __version__,

@@ -335,3 +335,27 @@ def test_headers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", " Authorization = Basic%20YTpi==,, x.y=1,")
     sent = Otlp("http://127.0.0.1:4317", None, node="b1")._headers
     assert sent == (("authorization", "Basic YTpi=="), ("x.y", "1"))
+
+
+async def test_records_go_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing listens there.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    async with (
+        _collecting() as (_, port),
+        _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder,
+    ):
+        await until(lambda: forwarder._is_away or log.forwarded == log.head.sequence)
+        assert not forwarder._is_away
+    await log.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x", b"\xff"])
+def test_file_without_certificates_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "ca").write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        Otlp("https://127.0.0.1:4317", str(tmp_path / "ca"), node="b1")
+    assert caught.value.reason == ("config.unreadable" if content is None else "config.value")
