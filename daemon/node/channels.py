@@ -22,6 +22,7 @@ from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import server_name, spiffe_id
 from sealane.daemon.node.call_proofs import CallProofs, ChannelProofs
 from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.grpc_options import NO_PROXY
 from sealane.daemon.runtime.logs import CORRELATION_KEY
 from sealane.daemon.runtime.traces import passed_on
 from sealane.errors import UnavailableError
@@ -36,7 +37,7 @@ _RETRY_SECONDS: Final = 0.25
 
 # Separate connections: a new channel must not reuse the connection of the old one.
 OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
+    NO_PROXY,
     ("grpc.max_receive_message_length", 1 << 20),
     ("grpc.use_local_subchannel_pool", 1),
 )
