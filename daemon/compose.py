@@ -227,11 +227,12 @@ class Daemon:
         shared = self._context.local_servers.shared
         before = self._context.config
         is_same_place = config.shared_run_dir[0] == before.shared_run_dir[0]
-        if bool(config.members) != (shared is not None) or (shared and not is_same_place):
+        if config.is_shared != (shared is not None) or (shared and not is_same_place):
             raise UsageError(
                 "reload.access",
                 "the sockets for other users were added, removed or moved: restart the daemon",
             )
+        _log_unknown(config)
         self._context.local_servers.replace_members(config.members)
 
     async def _start_local(self) -> None:
@@ -275,10 +276,16 @@ class Daemon:
             self._stack.callback(log.close)
 
 
+def _log_unknown(config: Config) -> None:
+    for entry in [] if config.access is None else config.access.unknown:
+        get_logger().warning("access_name_unknown", entry=entry)
+
+
 def _shared(config: Config, metrics: Metrics) -> Shared | None:
     """Return what serves other users; None if the configuration lists none."""
-    if not config.members:
+    if not config.is_shared:
         return None
+    _log_unknown(config)
     run_dir, key = config.shared_run_dir
     directory = SharedDirectory(Path(run_dir), key=key)
     directory.prepare()
