@@ -298,15 +298,26 @@ class Client:
 def default_socket() -> str:
     """Return the socket that `connect` uses if it isn't told one.
 
-    That of the environment variable SEALANE_SOCKET; else the daemon's, if this process may open it;
-    else the one for other users.
+    That of the environment variable SEALANE_SOCKET; else the one for other users, if the daemon's
+    own is closed to this process's effective user; else the daemon's own, also if it doesn't exist.
     """
     told = os.environ.get(SOCKET_VARIABLE)
     if told:
         return told
-    if os.access(DEFAULT_SOCKET, os.W_OK) or not os.path.exists(JOBS_SOCKET):  # noqa: PTH110
-        return DEFAULT_SOCKET
-    return JOBS_SOCKET
+    if _is_closed(DEFAULT_SOCKET) and os.path.exists(JOBS_SOCKET):  # noqa: PTH110
+        return JOBS_SOCKET
+    return DEFAULT_SOCKET
+
+
+def _is_closed(path: str) -> bool:
+    """Return whether this process may not open `path`, or not look for it."""
+    try:
+        os.stat(path)  # noqa: PTH116
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.W_OK, effective_ids=True)
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from sealane.daemon.runtime.certificate_files import read_certificates
 from sealane.daemon.runtime.directories import SharedDirectory, check_directory, is_for_another
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.state_format import check_format
+from sealane.errors import UsageError
 
 
 def load_checked(path: Path) -> Config:
@@ -20,6 +21,18 @@ def load_checked(path: Path) -> Config:
     config = load_config(path)
     check_start(config)
     return config
+
+
+def check_names(config: Config) -> None:
+    """Raise UsageError `config.value` for the first name in `[access]` that this machine lacks.
+
+    A start and a reload go on without it: the name may come back.
+    """
+    if config.access is not None and config.access.unknown:
+        raise UsageError(
+            "config.value",
+            f"access: this machine has no {config.access.unknown[0].replace(':', ' ')}",
+        )
 
 
 def check_start(config: Config) -> None:
@@ -49,7 +62,7 @@ def check_start(config: Config) -> None:
         from sealane.daemon.target.check import check_target  # noqa: PLC0415
 
         check_target(config, config.target, is_state_made=is_state_made)
-    if config.members:
+    if config.is_shared:
         run_dir, key = config.shared_run_dir
         SharedDirectory(Path(run_dir), key=key).check()
     if config.gateway is not None:

@@ -197,8 +197,9 @@ class Daemon:
     ) -> None:
         """Reread the configuration each time `hangup` is set, and apply what roles can change.
 
-        A faulty file, or a store that can't be opened, is logged and changes nothing. Each reload
-        calls `ended` with its outcome.
+        A faulty file changes nothing. If a role can't apply its part, as when a store can't be
+        opened, what was applied before stays in force: `[access]`, then role by role. Both are
+        logged. Each reload calls `ended` with its outcome.
         """
         while True:
             await hangup.wait()
@@ -222,19 +223,17 @@ class Daemon:
             get_logger().info("reloaded")
             ended(Reloaded(began_ns=began))
 
-    async def _check_access(self, config: Config) -> None:
+    async def _reload_access(self, config: Config) -> None:
         shared = self._context.local_servers.shared
         before = self._context.config
         is_same_place = config.shared_run_dir[0] == before.shared_run_dir[0]
-        if bool(config.members) != (shared is not None) or (shared and not is_same_place):
+        if config.is_shared != (shared is not None) or (shared and not is_same_place):
             raise UsageError(
                 "reload.access",
                 "the sockets for other users were added, removed or moved: restart the daemon",
             )
-
-    async def _reload_access(self, config: Config) -> None:
-        if (shared := self._context.local_servers.shared) is not None:
-            shared.access.replace(config.members)
+        _log_unknown(config)
+        self._context.local_servers.replace_members(config.members)
 
     async def _start_local(self) -> None:
         context, config = self._context, self._context.config
@@ -270,17 +269,23 @@ class Daemon:
         context.addresses["socket"] = str(context.run_directory.socket)
         if context.local_servers.shared is not None:
             context.addresses["jobs_socket"] = str(context.local_servers.shared.directory.socket)
-        context.reloads.insert(0, self._check_access)
-        context.reloads.append(self._reload_access)
+        # A right that is withdrawn must not stay because a store can't be opened.
+        context.reloads.insert(0, self._reload_access)
         await self._stack.enter_async_context(context.local_servers.serving(context.run_directory))
         for log in context.event_logs:
             self._stack.callback(log.close)
 
 
+def _log_unknown(config: Config) -> None:
+    for entry in [] if config.access is None else config.access.unknown:
+        get_logger().warning("access_name_unknown", entry=entry)
+
+
 def _shared(config: Config, metrics: Metrics) -> Shared | None:
     """Return what serves other users; None if the configuration lists none."""
-    if not config.members:
+    if not config.is_shared:
         return None
+    _log_unknown(config)
     run_dir, key = config.shared_run_dir
     directory = SharedDirectory(Path(run_dir), key=key)
     directory.prepare()

@@ -624,6 +624,11 @@ class Config(Section):
         return {party: named for party, named in found.items() if named}
 
     @property
+    def is_shared(self) -> bool:
+        """Whether there are sockets for `members`, of whom there may be none at present."""
+        return self.access is not None or self.jobs is not None
+
+    @property
     def shared_run_dir(self) -> tuple[str, str]:
         """The directory of the sockets for `members`, and its key."""
         if self.access is None and self.jobs is not None:
@@ -695,7 +700,7 @@ def load_config(path: Path) -> Config:
 def _check_shared(config: Config, path: Path) -> None:
     jobs, access = config.jobs, config.access
     if jobs is not None:
-        if Party.JOB not in config.members:
+        if Party.JOB not in config.members and (access is None or not access.jobs):
             raise UsageError(
                 "config.value",
                 f"{path}: fabric.jobs: names nobody; allowed: at least one number in uids or "
@@ -706,7 +711,7 @@ def _check_shared(config: Config, path: Path) -> None:
                 "config.value",
                 f"{path}: fabric.jobs.run_dir: with a section [access] its run_dir is used instead",
             )
-    if config.members:
+    if config.is_shared:
         named = "access" if access is not None else "fabric.jobs"
         check_writers(path, wherefore=f"with {named}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sealane import __version__
-from sealane.daemon.check import check_start, load_checked
+from sealane.daemon.check import check_names, check_start, load_checked
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, check_writers, load_config
 from sealane.daemon.reload import reload
@@ -57,6 +57,7 @@ def _is_done(options: argparse.Namespace, config: Config) -> bool:
     elif options.check:
         with as_daemon(Path(config.node.state_dir)):
             checked = load_checked(options.config)
+            check_names(checked)
             for line in _unreachable(checked):
                 print(f"sealaned: warning: {line}", file=sys.stderr)
     else:

@@ -241,13 +241,18 @@ class AuditLog:
     async def record(
         self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
     ) -> None:
-        """See `Audit.record`; while the log is low, refusals are only counted."""
+        """See `Audit.record`; while the log is low, refusals are only counted.
+
+        An operator's record says which user called, as `LocalAuthorizer` bound it to the call.
+        """
         if self._is_low and outcome in {"refused", "failed"}:
             self._not_recorded += 1
             return
-        correlation = structlog.contextvars.get_contextvars().get("correlation_id")
-        if isinstance(correlation, str):
+        call = structlog.contextvars.get_contextvars()
+        if isinstance(correlation := call.get("correlation_id"), str):
             detail["correlation_id"] = correlation
+        if subject == "operator" and isinstance(uid := call.get("uid"), int):
+            detail["uid"] = uid
         now = utc_now()
         line = self._chain.append(
             kind, subject=subject, outcome=outcome, reason=reason, detail=detail, now=now

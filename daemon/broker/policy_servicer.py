@@ -3,6 +3,7 @@
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -11,10 +12,12 @@ from google.protobuf import empty_pb2
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.runtime.calls import Context
-from sealane.errors import VerificationError
+from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import policy_pb2, policy_pb2_grpc
 
 _PART_BYTES: Final = 1 << 16
+EXPORT_SECONDS: Final = 900.0
+"""The longest time for an export: no segment of the log is removed meanwhile."""
 
 
 class PoliciesServicer(policy_pb2_grpc.PoliciesServicer):
@@ -56,11 +59,17 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
     ) -> AsyncIterator[policy_pb2.AuditPart]:
         """Stream the acknowledged records; each part holds the head that they end at."""
         head = self._log.head
+        ends = time.monotonic() + EXPORT_SECONDS
         with self._log.reading() as segments:
             read = segments[0].before.sequence
             for segment in segments:
                 with segment.path.open("rb") as file:
                     while read < head.sequence:
+                        if time.monotonic() >= ends:
+                            raise UnavailableError(
+                                "audit.export.late",
+                                f"the caller took more than {EXPORT_SECONDS:.0f} s for the log",
+                            )
                         lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
                         if not lines:
                             break

@@ -142,7 +142,7 @@ async def start_fabric(config: FabricConfig, context: RoleContext) -> None:
 
 def _user_limits(config: FabricConfig, context: RoleContext) -> JobLimits | None:
     """Return the limits of each user's jobs; None if no other user may call the daemon."""
-    if not context.config.members:
+    if not context.config.is_shared:
         return None
     limits = UserLimitsConfig() if config.jobs is None else config.jobs.limits
     return JobLimits(**limits.model_dump())

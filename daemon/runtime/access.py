@@ -7,19 +7,14 @@ later, and needs neither its process id nor a list of users.
 
 import time
 from collections.abc import Callable
-from typing import Final
 
 from sealane.daemon.runtime.door import Caller
+from sealane.daemon.runtime.line_limit import LineLimit
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.overflow_ids import overflow_ids
 from sealane.daemon.runtime.parties import MembersOf, Party
 from sealane.errors import VerificationError
-
-LINES_MAX: Final = 10
-"""Refused callers logged in a period; the metric counts all of them."""
-PERIOD_SECONDS: Final = 60.0
-
 
 Parties = frozenset[Party]
 PartiesNow = Callable[[], Parties]
@@ -91,18 +86,12 @@ class RefusedCallers:
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._count = metrics.job_callers_refused
-        self._clock = clock
-        self._period_ends = float("-inf")
-        self._lines = 0
+        self._limit = LineLimit(clock=clock)
 
     def note(self, caller: Caller, error: VerificationError) -> None:
         """Count one, and log it if few were logged in this period."""
         self._count.labels(error.reason).inc()
-        now = self._clock()
-        if now >= self._period_ends:
-            self._period_ends, self._lines = now + PERIOD_SECONDS, 0
-        self._lines += 1
-        if self._lines <= LINES_MAX:
+        if self._limit.allow():
             get_logger().warning(
                 "job_caller_refused",
                 uid=caller.user,

@@ -14,7 +14,7 @@ ID_MAX: Final = 2**32 - 2
 ENTRIES_MAX: Final = 1024
 """Of one list."""
 SHARED_RUN_DIR: Final = "/run/sealane-jobs"
-_ALLOWED: Final = '"user:" or "group:" and a name or number that this machine has'
+_ALLOWED: Final = '"user:" or "group:" and a name or number'
 
 
 def mapped(ids: list[int]) -> list[int]:
@@ -29,13 +29,16 @@ def mapped(ids: list[int]) -> list[int]:
     return ids
 
 
-def _number(kind: str, name: str) -> int:
+def _number(kind: str, name: str) -> int | None:
+    """Return the number of a name; None if this machine has no such name at present."""
     if name.isascii() and name.isdigit():
         number = int(name)
     else:
         try:
             number = pwd.getpwnam(name).pw_uid if kind == "user" else grp.getgrnam(name).gr_gid
-        except (KeyError, ValueError):
+        except KeyError:
+            return None
+        except ValueError:
             raise ValueError(_ALLOWED) from None
     if number > ID_MAX:
         raise ValueError(f"a number up to {ID_MAX}")
@@ -43,11 +46,18 @@ def _number(kind: str, name: str) -> int:
 
 
 def _numbered(value: object) -> object:
-    """Replace a name by its number, so that a later change of it admits nobody unnoticed."""
+    """Replace a name by its number, so that a later change of it admits nobody unnoticed.
+
+    A name without one stays, and admits nobody: a directory service that can't be reached must not
+    keep the daemon from starting.
+    """
     kind, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
     if not colon or kind not in {"user", "group"} or not name:
         raise ValueError(_ALLOWED)
-    (number,) = mapped([_number(kind, name)])
+    number = _number(kind, name)
+    if number is None:
+        return value
+    mapped([number])
     return f"{kind}:{number}"
 
 
@@ -72,6 +82,12 @@ class AccessConfig(Section):
         return self
 
     @property
+    def unknown(self) -> list[str]:
+        """The entries whose names this machine doesn't have: they admit nobody."""
+        entries = [*self.operators, *self.jobs, *self.readers]
+        return [entry for entry in entries if not _is_number(entry)]
+
+    @property
     def members(self) -> MembersOf:
         """The numbers of each party."""
         return {
@@ -81,8 +97,12 @@ class AccessConfig(Section):
         }
 
 
+def _is_number(entry: str) -> bool:
+    return entry.partition(":")[2].isdecimal()
+
+
 def _members(entries: list[str]) -> Members:
-    pairs = [entry.split(":") for entry in entries]
+    pairs = [entry.split(":") for entry in entries if _is_number(entry)]
     return Members(
         uids=frozenset(int(number) for kind, number in pairs if kind == "user"),
         gids=frozenset(int(number) for kind, number in pairs if kind == "group"),

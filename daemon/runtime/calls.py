@@ -32,11 +32,13 @@ from sealane.crypto.roles import NODE_ROLES, Role
 from sealane.daemon.runtime.call_completion import COMPLETED, CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeys
 from sealane.daemon.runtime.clock import utc_now
+from sealane.daemon.runtime.line_limit import LineLimit
 from sealane.daemon.runtime.local_calls import LocalAuthorizer
 from sealane.daemon.runtime.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.runtime.stream_limit import STREAM_WRITE_SECONDS, taken_in_time
 from sealane.daemon.runtime.traces import PASSED_ON, Traces
-from sealane.errors import Error, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
 from sealane.protocol.trace_context import TRACEPARENT_KEY
 
@@ -93,7 +95,8 @@ VERIFIER_KEY: Final = "sealane-verifier-bin"
 ATTEST_AGAIN_KEY: Final = "sealane-attest-again"
 """Trailing metadata of an answer to a caller that attested under a policy about to be replaced."""
 STREAM_CHECK_SECONDS: Final = 5.0
-"""The longest time by which a stream outlives its caller's authorization."""
+"""The longest time by which a stream outlives its caller's authorization, while the caller takes
+what is sent; one that takes nothing keeps it for `STREAM_WRITE_SECONDS` at most."""
 
 PAGE_SIZE_MAX: Final = 1000
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -338,7 +341,8 @@ def _receiving(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary-unary and unary-stream method of a server.
 
-    `authorizer` is a `LocalAuthorizer` on Unix sockets. Without one, all calls are allowed.
+    `authorizer` is a `LocalAuthorizer` on Unix sockets. Without one, all calls are allowed. `lines`
+    limits how many refused calls are logged; the metric counts all of them.
     """
 
     def __init__(
@@ -346,10 +350,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metrics: Metrics,
         authorizer: Authorizer | TlsOnly | LocalAuthorizer | None,
         traces: Traces = PASSED_ON,
+        lines: LineLimit | None = None,
     ) -> None:
         self._metrics = metrics
         self._authorizer = authorizer
         self._traces = traces
+        self._lines = lines
         self.completion = CallCompletion()
 
     async def intercept_service(
@@ -487,7 +493,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         begin: Callable[[], AsyncIterator[Any] | Awaitable[None]],
     ) -> AsyncIterator[Any]:
         """Yield the responses while the caller is authorized; refuse and count."""
-        log = get_logger().bind(correlation_id=correlation, method=method)
+        # For the rest of this task, which is the call's.
+        structlog.contextvars.bind_contextvars(correlation_id=correlation, method=method)
         try:
             async for response in self._checked(method, context, digest, begin):
                 yield response
@@ -495,7 +502,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._count(method, "ABORTED")
             raise
         except Error as error:
-            log.info("call_refused", reason=error.reason)
             await self._refuse(method, error, context)
         except Exception as error:  # noqa: BLE001 - the servicer boundary
             await self._fail(method, error, context)
@@ -560,7 +566,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         response = done.result()
                     except StopAsyncIteration:
                         return
-                    yield response
+                    with taken_in_time(partial(self._refuse_unread, method, context)):
+                        yield response
         finally:
             if waiting is not None:
                 waiting.cancel()
@@ -582,12 +589,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             running.cancel()
             await asyncio.wait({running})
 
+    async def _refuse_unread(self, method: str, context: Context) -> None:
+        error = UnavailableError(
+            "call.stream.unread", f"the caller took no message for {STREAM_WRITE_SECONDS:.0f} s"
+        )
+        # `abort` raises: the first if it could be told, the second if its connection has ended.
+        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.InternalError):
+            await self._refuse(method, error, context)
+
     async def _refuse(self, method: str, error: Error, context: Context) -> None:
         code = status_of(error)
         text = one_line(error)
         self._count(method, code.name)
         self._metrics.refusals.labels(error.reason).inc()
-        get_logger().warning("call_refused", method=method, reason=error.reason, message=text)
+        if self._lines is None or self._lines.allow():
+            get_logger().warning("call_refused", method=method, reason=error.reason, message=text)
         await context.abort(code, text, trailing_metadata=((REASON_KEY, error.reason),))
 
     async def _fail(self, method: str, error: Exception, context: Context) -> None:

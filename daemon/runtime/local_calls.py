@@ -77,9 +77,13 @@ CALL_CLASSES: Final[Mapping[str, CallClass]] = dict(
         _rows(
             _READ,
             "sealane.v1.Operator",
-            "ListRegisteredVolumes ListLeases GetEncryptionKeys",
+            "ListRegisteredVolumes ListLeases GetEncryptionKeys GetAuthorities",
         ),
-        _rows(_OPERATE, "sealane.v1.Operator", "RotateVolumeKey RotateEncryptionKey TakeSnapshot"),
+        _rows(
+            _OPERATE,
+            "sealane.v1.Operator",
+            "RotateVolumeKey RotateEncryptionKey ReplaceAuthority TakeSnapshot",
+        ),
         _rows(_READ, "sealane.v1.DeviceRegistry", "ListDevices GetDevice"),
         _rows(_OPERATE, "sealane.v1.DeviceRegistry", "InitializeDevice MoveDevice ForgetDevice"),
         _rows(_READ, "sealane.v1.Membership", "ListNodes"),
@@ -92,12 +96,12 @@ CALL_CLASSES: Final[Mapping[str, CallClass]] = dict(
             _PEERS,
             "sealane.v1.Storage",
             "CreateNamespace DeleteNamespace ResizeNamespace OpenQueue ReleaseFailOverGroup"
-            " GetNamespace BatchGetNamespaces WatchEvents StartJob ChangeJob",
+            " GetNamespace BatchGetNamespaces GetTarget WatchEvents StartJob ChangeJob",
         ),
         _rows(
             _PEERS,
             "sealane.v1.Devices",
-            "OpenDevice ConfirmDevice AdvanceAnchor CloseDevice ReportFindings",
+            "OpenDevice ConfirmDevice AdvanceAnchor CloseDevice ReportFindings ReportTakeOver",
         ),
         _rows(
             _PEERS,
@@ -133,7 +137,12 @@ class LocalAuthorizer:
         """
         origin = self._origins.of(context)
         structlog.contextvars.bind_contextvars(uid=origin.user)
-        call_class = CALL_CLASSES.get(method, CallClass.PEERS)
+        call_class = CALL_CLASSES.get(method)
+        if call_class is None:
+            raise VerificationError(
+                "call.operator.refused",
+                f"nobody may make this call on this socket: {method} is in no list of its calls",
+            )
         parties = origin.parties()
         if parties & ALLOWED_PARTIES[call_class]:
             return

@@ -5,17 +5,18 @@ those of jobs and readers another one, whose callers can take only a bounded par
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealane.daemon.runtime.access import Access, RefusedCallers
+from sealane.daemon.runtime.access import Access, Parties, PartiesNow, RefusedCallers
 from sealane.daemon.runtime.directories import RunDirectory, SharedDirectory
 from sealane.daemon.runtime.door import Caller, door
 from sealane.daemon.runtime.local_calls import LocalAuthorizer
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.origins import Origins
-from sealane.daemon.runtime.parties import Party
+from sealane.daemon.runtime.parties import MembersOf, Party
 from sealane.daemon.runtime.servers import (
     LOCAL_CONNECTIONS_MAX,
     inner_socket,
@@ -39,12 +40,42 @@ class Shared:
     refused: RefusedCallers
 
 
+class _Connected:
+    """The connections of the shared socket, and what their callers were when they connected.
+
+    Its lock is held while lists are replaced, so every connection is decided by one of them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parties: dict[Caller, tuple[PartiesNow, Parties]] = {}
+
+    @contextlib.contextmanager
+    def as_now(self, caller: Caller, parties: PartiesNow) -> Iterator[PartiesNow]:
+        """Keep a connection for the block, which gets what its caller is, as `parties`."""
+        with self._lock:
+            self._parties[caller] = parties, parties()
+        try:
+            yield parties
+        finally:
+            with self._lock:
+                del self._parties[caller]
+
+    def replace(self, access: Access, members: MembersOf) -> None:
+        with self._lock:
+            access.replace(members)
+            for caller, (now, before) in self._parties.items():
+                if now() != before:
+                    caller.disconnect()
+
+
 class LocalServers:
     """The gRPC servers of the Unix sockets; a service that is added is added to both."""
 
     def __init__(self, metrics: Metrics, traces: Traces, *, shared: Shared | None) -> None:
         self.origins = Origins()
         self.shared = shared
+        self._connected = _Connected()
         authorizer = LocalAuthorizer(self.origins)
         self.operators = new_server(metrics, authorizer, traces)
         self.all = [self.operators]
@@ -61,6 +92,15 @@ class LocalServers:
         """Add them by method: called by the generated code."""
         for server in self.all:
             server.add_registered_method_handlers(service_name, handlers)
+
+    def replace_members(self, members: MembersOf) -> None:
+        """Decide by these lists from now on, and end connections whose parties they change.
+
+        Which server a connection reaches, and what its calls are waiting for, was decided by what
+        its caller was.
+        """
+        if self.shared is not None:
+            self._connected.replace(self.shared.access, members)
 
     @contextlib.asynccontextmanager
     async def serving(self, run_directory: RunDirectory) -> AsyncIterator[None]:
@@ -87,9 +127,9 @@ class LocalServers:
         others = stack.enter_context(inner_socket(self._others, inner))
 
         def serve(caller: Caller) -> None:
-            parties = shared.access.parties_of(caller)
-            address = operators if Party.OPERATOR in parties() else others
-            self.origins.relay(caller, address, parties=parties)
+            with self._connected.as_now(caller, shared.access.parties_of(caller)) as parties:
+                address = operators if Party.OPERATOR in parties() else others
+                self.origins.relay(caller, address, parties=parties)
 
         await stack.enter_async_context(
             door(

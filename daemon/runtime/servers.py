@@ -17,6 +17,7 @@ from sealane.daemon.runtime.call_completion import CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeysServicer
 from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
 from sealane.daemon.runtime.door import Admit, Caller, door, own_user_and_root, relay
+from sealane.daemon.runtime.line_limit import LineLimit
 from sealane.daemon.runtime.listeners import listen_tcp, split_address
 from sealane.daemon.runtime.local_calls import LocalAuthorizer
 from sealane.daemon.runtime.metrics import Metrics
@@ -144,14 +145,17 @@ def new_shared_server(
     Messages without an end take at most `LOCAL_CONNECTIONS_MAX` × `JOB_STREAMS` ×
     `JOB_MESSAGE_BYTES_MAX` of memory, 1 GiB.
     """
-    return grpc.aio.server(
-        interceptors=[CallInterceptor(metrics, authorizer, traces)],
+    calls = CallInterceptor(metrics, authorizer, traces, LineLimit())
+    server = grpc.aio.server(
+        interceptors=[calls],
         options=[
             ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
             ("grpc.max_receive_message_length", JOB_MESSAGE_BYTES_MAX),
             ("grpc.max_concurrent_streams", JOB_STREAMS),
         ],
     )
+    _completions[server] = calls.completion
+    return server
 
 
 def _milliseconds(seconds: float) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 from google.protobuf import empty_pb2
 
 from broker.audit_logs import KEY, Keeper, filled, opened
@@ -233,3 +234,16 @@ async def test_store_keeps_the_head_of_each_broker(tmp_path: Path) -> None:
     assert await first.read() == Head(sequence=2, digest=bytes([2]) * 32)
     assert await second.read() == GENESIS
     await registry.close()
+
+
+async def test_an_operators_record_says_which_user_called(tmp_path: Path) -> None:
+    log = await opened(tmp_path)
+    with structlog.contextvars.bound_contextvars(uid=54_321):
+        await log.record("node.revoked", subject="operator", outcome="done")
+        await log.record("attest", subject="spiffe://a/node/b", outcome="granted")
+    await log.record("node.restored", subject="operator", outcome="done")
+    await log.close()
+    found = {each.kind: each.detail.get("uid") for each in records(log.path)}
+    assert found["node.revoked"] == 54_321
+    assert found["attest"] is None
+    assert found["node.restored"] is None

@@ -1,5 +1,6 @@
 """Retention of the audit log: whole segments go, and a record of the log says which."""
 
+import asyncio
 import contextlib
 import datetime as dt
 from pathlib import Path
@@ -9,7 +10,7 @@ from google.protobuf import empty_pb2
 
 from broker.audit_logs import KEY, SMALL, Keeper, files, numbers, opened, records, verified
 from sealane.crypto.audit import GENESIS, Head, verify_log
-from sealane.daemon.broker import audit, audit_retention
+from sealane.daemon.broker import audit, audit_retention, policy_servicer
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_retention import Retention, beginning_after
 from sealane.daemon.broker.audit_segments import Segment
@@ -300,3 +301,23 @@ async def test_clock_that_was_set_retires_nothing_by_age(
     assert (0 in numbers(tmp_path)) == (hours != 0)
     await log.close()
     verified(tmp_path)
+
+
+async def test_export_that_takes_too_long_keeps_nothing_any_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await opened(tmp_path, SMALL)
+    await fill(log, 20)
+    await log.close()
+    log = await opened(tmp_path, SMALL, FEW)
+    monkeypatch.setattr(policy_servicer, "EXPORT_SECONDS", 0.05)
+    parts = AuditLogServicer(log).ExportAudit(empty_pb2.Empty(), None)  # type: ignore[arg-type]
+    await anext(parts)
+    await asyncio.sleep(0.1)
+    with pytest.raises(UnavailableError) as late:
+        await anext(parts)
+    assert late.value.reason == "audit.export.late"
+    await fill(log, 40, 20)
+    await log.inspect()
+    assert 0 not in numbers(tmp_path)
+    await log.close()

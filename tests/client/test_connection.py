@@ -74,10 +74,28 @@ def test_the_daemons_socket_comes_first_where_it_may_be_opened(
     monkeypatch.delenv("SEALANE_SOCKET", raising=False)
     assert default_socket() == str(own)
     jobs.touch()
-    assert default_socket() == str(jobs)
+    # A daemon that isn't running is unreachable, whatever other sockets there are.
+    assert default_socket() == str(own)
     own.touch()
     assert default_socket() == str(own)
-    monkeypatch.setattr(os, "access", lambda path, _: path != str(own))
+
+    def closed(path: str, mode: int, *, effective_ids: bool = False) -> bool:
+        assert (mode, effective_ids) == (os.W_OK, True)
+        return path != str(own)
+
+    monkeypatch.setattr(os, "access", closed)
     assert default_socket() == str(jobs)
+    jobs.unlink()
+    assert default_socket() == str(own)
+    jobs.touch()
+
+    def hidden(path: str) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.os, "access", lambda *_, **__: True)
+        patch.setattr(connection.os, "stat", hidden)
+        patch.setattr(connection.os.path, "exists", lambda path: path == str(jobs))
+        assert default_socket() == str(jobs)
     monkeypatch.setenv("SEALANE_SOCKET", "/elsewhere")
     assert default_socket() == "/elsewhere"

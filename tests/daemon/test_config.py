@@ -9,8 +9,10 @@ from pydantic import Field
 
 from control_plane import sealaned
 from sealane.daemon.broker.policy import parse_policy
+from sealane.daemon.check import check_names
 from sealane.daemon.config import load_config
 from sealane.daemon.runtime.config_types import Section
+from sealane.daemon.runtime.parties import Members, Party
 from sealane.daemon.runtime.sections import parse_toml
 from sealane.errors import UsageError
 
@@ -38,18 +40,11 @@ MISTAKES = {
             "[config.value]"
         ),
     ),
-    "access of an unheard group": (
-        NODE + BROKER + '[access]\nreaders = ["group:no-such-group"]\n',
-        (
-            'access.readers.0: found "group:no-such-group"; allowed: "user:" or "group:" and a '
-            "name or number that this machine has [config.value]"
-        ),
-    ),
     "access of a user without a word for it": (
         NODE + BROKER + '[access]\njobs = ["1000"]\n',
         (
-            'access.jobs.0: found "1000"; allowed: "user:" or "group:" and a name or number that '
-            "this machine has [config.value]"
+            'access.jobs.0: found "1000"; allowed: "user:" or "group:" and a name or number '
+            "[config.value]"
         ),
     ),
     "access of everybody unmapped": (
@@ -644,6 +639,23 @@ def test_the_targets_of_a_gateway_have_a_short_form(
     gateway = load_config(path).gateway
     assert gateway is not None
     assert [*gateway.addresses.items()] == [*expected.items()]
+
+
+def test_a_name_that_this_machine_lacks_admits_nobody_and_only_check_refuses_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c.toml"
+    lists = 'operators = ["user:no-such-user", "user:7"]\njobs = ["group:no-such-group"]\n'
+    path.write_text(FABRIC + "jobs.limits.sessions = 4\n[access]\n" + lists)
+    config = load_config(path)
+    assert config.members == {Party.OPERATOR: Members(uids=frozenset({7}))}
+    assert config.is_shared
+    assert config.access is not None
+    assert config.access.unknown == ["user:no-such-user", "group:no-such-group"]
+    with pytest.raises(UsageError, match="this machine has no user no-such-user"):
+        check_names(config)
+    path.write_text(NODE + BROKER + '[access]\noperators = ["user:7"]\n')
+    check_names(load_config(path))
 
 
 def test_who_may_be_a_job_is_not_for_everybody_to_say(tmp_path: Path) -> None:

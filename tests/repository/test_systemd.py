@@ -44,6 +44,11 @@ def test_the_daemon_has_a_user_of_its_own_and_lets_nobody_else_at_its_socket() -
     ]
 
 
+def test_names_of_users_can_be_looked_up_before_the_daemon_starts() -> None:
+    (after,) = [each for each in UNIT.read_text().splitlines() if each.startswith("After=")]
+    assert "nss-user-lookup.target" in after.removeprefix("After=").split()
+
+
 def test_the_drop_in_for_jobs_tells_users_apart_and_opens_their_directory_only() -> None:
     dropped = (UNIT.parent / "drop-ins" / "jobs.conf").read_text().splitlines()
     settings = [line for line in dropped if "=" in line and not line.startswith("#")]

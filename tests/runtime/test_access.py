@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import structlog
 
-from sealane.daemon.runtime.access import LINES_MAX, PERIOD_SECONDS, Access, RefusedCallers
+from sealane.daemon.runtime.access import Access, RefusedCallers
+from sealane.daemon.runtime.line_limit import LINES_MAX, PERIOD_SECONDS
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.parties import Members, Party
 from sealane.daemon.runtime.peer_groups import peer_groups

@@ -15,8 +15,10 @@ from google.protobuf import empty_pb2
 from patience import PATIENCE_SECONDS
 from sealane.daemon.runtime import call_completion, servers
 from sealane.daemon.runtime.call_completion import COMPLETED
+from sealane.daemon.runtime.local_calls import LocalAuthorizer
 from sealane.daemon.runtime.metrics import Metrics
-from sealane.daemon.runtime.servers import new_server, running
+from sealane.daemon.runtime.origins import Origins
+from sealane.daemon.runtime.servers import new_server, new_shared_server, running
 from sealane.protocol import v1
 from sealane.protocol.v1 import devices_pb2, devices_pb2_grpc
 
@@ -95,12 +97,21 @@ class Registry(devices_pb2_grpc.DeviceRegistryServicer):
         return devices_pb2.DeviceDetails()
 
 
+class Everyone(LocalAuthorizer):
+    """Refuses nothing."""
+
+    async def authorize(self, *_: object) -> None:
+        pass
+
+
 @contextlib.asynccontextmanager
 async def _served(
-    tmp_path: Path, registry: Registry
+    tmp_path: Path, registry: Registry, *, is_shared: bool = False
 ) -> AsyncIterator[devices_pb2_grpc.DeviceRegistryStub]:
     address = f"unix:{tmp_path}/s"
     server = new_server(Metrics(), None)
+    if is_shared:
+        server = new_shared_server(Metrics(), Everyone(Origins()))
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(registry, server)
     server.add_insecure_port(address)
     async with (
@@ -156,9 +167,12 @@ async def test_callers_that_leave_make_no_room_for_more(
     assert registry.changed == registry.begun >= 3
 
 
-async def test_server_that_stops_waits_for_what_callers_have_left_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_server_that_stops_waits_for_what_callers_have_left_behind(
+    tmp_path: Path, is_shared: bool
+) -> None:
     registry = Registry()
-    async with _served(tmp_path, registry) as stub:
+    async with _served(tmp_path, registry, is_shared=is_shared) as stub:
         await _leave(registry, stub.ForgetDevice(devices_pb2.ForgetDeviceRequest()))
         asyncio.get_running_loop().call_later(0.1, registry.may_go_on.set)
     assert registry.changed == 1

@@ -97,7 +97,9 @@ async def test_each_class_is_served_to_its_parties_only() -> None:
         Party.READER: {CallClass.READ, CallClass.OWN},
     }
     everything = OneOrigin(*Party)
-    assert await reason_of(everything, "/sealane.v1.Volumes/Unheard") == "call.operator.refused"
+    with pytest.raises(VerificationError, match="in no list of its calls") as refused:
+        await LocalAuthorizer(everything).authorize("/sealane.v1.Volumes/Unheard", None, b"")
+    assert refused.value.reason == "call.operator.refused"
     assert await reason_of(OneOrigin(), one_of[CallClass.OWN]) == "call.party.refused"
     assert await reason_of(OneOrigin(Party.READER), one_of[CallClass.OPERATE]) == (
         "call.operator.refused"
