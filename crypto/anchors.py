@@ -22,6 +22,8 @@ from sealane.errors import VerificationError
 
 ANCHORS_MAX: Final = 2
 """Authorities that are trusted at the same time."""
+RETIRED_MAX: Final = 64
+"""Retired authorities that are remembered."""
 DIGEST_BYTES: Final = 32
 CERTIFICATE_BYTES_MAX: Final = 4096
 SIGNATURE_BYTES_MAX: Final = 80
@@ -78,6 +80,8 @@ class TrustAnchors:
 
     def __init__(self, *certificates: x509.Certificate) -> None:
         self.certificates = certificates
+        self.retired: tuple[x509.Certificate, ...] = ()
+        """Retired authorities. Only what was stored while one was trusted may be signed by it."""
 
     @classmethod
     def parse(cls, pem: bytes, *, source: str, most: int = ANCHORS_MAX) -> "TrustAnchors":
@@ -100,6 +104,11 @@ class TrustAnchors:
     def newest(self) -> x509.Certificate:
         """The one that is trusted longest: an older one may have been retired meanwhile."""
         return self.certificates[-1]
+
+    @property
+    def with_retired(self) -> "TrustAnchors":
+        """What records may be signed by of which it is certain since when they are stored."""
+        return TrustAnchors(*self.certificates, *self.retired)
 
     @property
     def digests(self) -> tuple[bytes, ...]:
@@ -209,6 +218,15 @@ class Succession:
 def digest(certificate: x509.Certificate) -> bytes:
     """Return SHA-256 of a certificate (DER)."""
     return certificate.fingerprint(SHA256())
+
+
+def parse_retired(certificates: Sequence[bytes]) -> tuple[x509.Certificate, ...]:
+    """Parse certificates (DER) of retired authorities; `anchors.succession.malformed`."""
+    if len(certificates) > RETIRED_MAX or any(
+        len(each) > CERTIFICATE_BYTES_MAX for each in certificates
+    ):
+        raise _malformed()
+    return tuple(map(_parsed, certificates))
 
 
 def _parsed(der: bytes) -> x509.Certificate:

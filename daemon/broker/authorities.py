@@ -67,9 +67,8 @@ class Authorities:
                 retirement=change.retirement,
             )
         self.anchors.certificates = tuple(trusted)
-        retired = map(x509.load_der_x509_certificate, record.retired_certificates)
-        self.ever = (*retired, *trusted)
-        """Certificates of all authorities that audit logs may be signed by, oldest first."""
+        self.retired = tuple(map(x509.load_der_x509_certificate, record.retired_certificates))
+        """Certificates of those that are no longer trusted, oldest first."""
 
     def is_of(self, record: AuthorityRecord) -> bool:
         """Return whether `record` names the same authorities in the same stage."""
@@ -89,10 +88,15 @@ class Authorities:
         self.named = other.named
         self.signing, self.attesting = other.signing, other.attesting
         self.stage, self.began_at, self.other = other.stage, other.began_at, other.other
-        self.succession, self.ever = other.succession, other.ever
+        self.succession, self.retired = other.succession, other.retired
         self.anchors.certificates = other.anchors.certificates
         for tell in self.on_change:
             tell()
+
+    @property
+    def ever(self) -> tuple[x509.Certificate, ...]:
+        """Certificates of all authorities that audit logs may be signed by, oldest first."""
+        return (*self.retired, *self.anchors.certificates)
 
     @property
     def audit_key(self) -> AnyKey:

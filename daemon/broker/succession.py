@@ -23,14 +23,13 @@ from typing import Final
 
 from cryptography import x509
 
-from sealane.crypto.anchors import Succession, digest
+from sealane.crypto.anchors import RETIRED_MAX, Succession, digest
 from sealane.crypto.certificates import LIFETIME
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import authority_entry, new_signer, same_authority
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.records import (
-    RETIRED_AUTHORITIES_MAX,
     AuthorityRecord,
     NodeRecord,
     Stored,
@@ -242,7 +241,7 @@ class AuthoritySuccession:
                 "retirement": statement.retired(authorities.signing).retirement,
             }
         )
-        retired = (*record.retired_certificates, before.certificate)[-RETIRED_AUTHORITIES_MAX:]
+        retired = (*record.retired_certificates, before.certificate)[-RETIRED_MAX:]
         return record.model_copy(update={"succession": succession, "retired_certificates": retired})
 
     async def progress(self) -> tuple[Authorities, list[LaggingNode]]:

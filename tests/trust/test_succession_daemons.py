@@ -89,7 +89,14 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         away = set_up(world.target_config("s2", directory=str(site.root / "stores2")))
         with daemon(away):
             pass
-        target = stack.enter_context(daemon(set_up(world.target_config())))
+        target_path = set_up(world.target_config())
+        data, control = addresses_of_our_own(2)
+        target_path.write_text(
+            target_path.read_text()
+            .replace('[target]\nlisten = "127.0.0.1:0"', f'[target]\nlisten = "{data}"')
+            .replace('control_listen = "127.0.0.1:0"', f'control_listen = "{control}"')
+        )
+        target = stack.enter_context(daemon(target_path))
         gateway_config = set_up(
             site.write_config(
                 "g",
@@ -157,6 +164,10 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         assert digest(present).hex() == retired["authority"]
         await _attack(stolen, site, world.broker)
 
+        # The target opens volumes whose descriptors the retired authority signed.
+        target.kill()
+        target = stack.enter_context(daemon(target_path))
+        await load.goes_on()
         # A new volume, and nodes that start again with their old file.
         another = await client.volumes.create(size_bytes=MIB)
         await client.volumes.delete(another.name)
