@@ -185,9 +185,12 @@ class Membership:
                 incarnation=subject.incarnation,
                 version=stated.version,
                 clock_skew_ms=stated.clock_skew_ms,
-                trusted=stated.trusted,
-                certified_by=stated.certified_by,
             )
+            # Brokers of earlier versions, which can't read a succession, can't read these either.
+            if authority.record.succession is not None:
+                said = said.model_copy(
+                    update={"trusted": stated.trusted, "certified_by": stated.certified_by}
+                )
             where = WhereaboutsRecord(
                 incarnation=subject.incarnation,
                 call_address=call_address,

@@ -309,7 +309,8 @@ class StatedRecord(Record):
     incarnation: bytes
     version: str = ""
     clock_skew_ms: int | None = None
-    # Digests of the authorities that it trusts. Not written if empty: earlier versions.
+    # Digests of the authorities that it trusts, and the one that certified it. Written from the
+    # first announcement of a successor on: earlier versions don't know them.
     trusted: Annotated[tuple[bytes, ...], Field(exclude_if=_is_empty)] = ()
     certified_by: Annotated[bytes, Field(exclude_if=_is_empty)] = b""
 

@@ -96,6 +96,23 @@ async def test_a_whole_replacement(site: Site) -> None:
     ]
 
 
+async def test_brokers_of_earlier_versions_read_what_nodes_state_until_a_replacement(
+    site: Site,
+) -> None:
+    node = site.node()
+    for _ in range(2):
+        await node.attest(site.registry)
+    said = await site.registry.stated.get("target/s")
+    assert said is not None
+    assert node.in_use.digests
+    assert {*said.record.model_dump()} == {"incarnation", "version", "clock_skew_ms"}
+    await site.steps.announce()
+    await node.attest(site.registry)
+    said = await site.registry.stated.get("target/s")
+    assert said is not None
+    assert said.record.trusted == (digest(site.first.certificate),)
+
+
 async def test_steps_are_idempotent_and_have_an_order(site: Site) -> None:
     assert await site.refusal(site.steps.switch()) == "authority.stage"
     assert await site.refusal(site.steps.retire()) == "authority.stage"
