@@ -35,7 +35,7 @@ class Authorities:
         self.named = _named(record)
         """What tells this state from others."""
         self.on_change: list[Callable[[], None]] = []
-        """Called after each change."""
+        """Called after each change; must not fail."""
         if signing is None:
             signing, _ = opened_signer(
                 record.wrapped_key, record.certificate, keys, key_id=record.key_id
@@ -85,13 +85,14 @@ class Authorities:
 
     def become(self, other: "Authorities") -> None:
         """Take over the state of `other`."""
-        self.named = other.named
         self.signing, self.attesting = other.signing, other.attesting
         self.stage, self.began_at, self.other = other.stage, other.began_at, other.other
         self.succession, self.retired = other.succession, other.retired
         self.anchors.certificates = other.anchors.certificates
         for tell in self.on_change:
             tell()
+        # Last: a change that was only half made is made again.
+        self.named = other.named
 
     @property
     def ever(self) -> tuple[x509.Certificate, ...]:

@@ -278,8 +278,13 @@ class AuthoritySuccession:
                 yield stored
             after = page[-1].name if page else after
 
-    async def keep(self, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Follow the steps that other brokers take."""
+    async def keep(
+        self,
+        write: Callable[[], None],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Follow the steps that other brokers take, and `write` what couldn't be written."""
         while True:
             await sleep(REFRESH_SECONDS)
             try:
@@ -288,6 +293,7 @@ class AuthoritySuccession:
                 get_logger().error(
                     "authorities_unread", reason=error.reason, message=str(error.args[0])
                 )
+            write()
 
 
 _OUT_OF_ORDER: Final = {
