@@ -17,7 +17,7 @@ from google.protobuf import empty_pb2
 from sealane.cli.output import Output
 from sealane.cli.verbs import offline, verb
 from sealane.client import Client, connect, translated
-from sealane.crypto.anchors import TrustAnchors
+from sealane.crypto.anchors import ANCHORS_MAX, RETIRED_MAX, TrustAnchors
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.audit import GENESIS, Head, verify_log
 from sealane.crypto.evidence.kinds import Trusted, verifiers
@@ -38,8 +38,6 @@ from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import policy_pb2
 
-_AUTHORITIES_MAX: Final = 66
-"""Certificates in a broker's audit-anchors.pem: present, other and retired ones."""
 _CALL_SECONDS: Final = 60.0
 _EXPORT_SECONDS: Final = 3600.0
 
@@ -174,7 +172,7 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
     if options.anchor is not None:
         pem = read_document(options.anchor)
         source = str(options.anchor)
-        signer = TrustAnchors.parse(pem, source=source, most=_AUTHORITIES_MAX).key
+        signer = TrustAnchors.parse(pem, source=source, most=RETIRED_MAX + ANCHORS_MAX).key
     try:
         with options.file.open("rb") as file:
             reader = verify_log((line.removesuffix(b"\n") for line in file), signer=signer)

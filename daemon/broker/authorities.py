@@ -46,15 +46,14 @@ class Authorities:
         self.other = b""
         """Digest of the other authority of the present or last replacement."""
         self.began_at: dt.datetime | None = None
-        trusted = [signing.certificate]
+        self.trust(record)
         change = record.succession
         if change is not None:
             self.stage, self.began_at = change.stage, change.began_at
             other = x509.load_der_x509_certificate(change.certificate)
             is_announced = change.stage == AuthorityStage.ANNOUNCED
-            before, after = (signing.certificate, other) if is_announced else (other, trusted[0])
-            if change.stage != AuthorityStage.RETIRED:
-                trusted = [before, after]
+            present = signing.certificate
+            before, after = (present, other) if is_announced else (other, present)
             if change.stage == AuthorityStage.SWITCHED:
                 self.attesting, _ = opened_signer(
                     change.wrapped_key, change.certificate, keys, key_id=record.key_id
@@ -66,9 +65,19 @@ class Authorities:
                 signature=change.signature,
                 retirement=change.retirement,
             )
-        self.anchors.certificates = tuple(trusted)
         self.retired = tuple(map(x509.load_der_x509_certificate, record.retired_certificates))
         """Certificates of those that are no longer trusted, oldest first."""
+
+    def trust(self, record: AuthorityRecord) -> None:
+        """Trust the authorities that `record` names, and no other; needs none of their keys."""
+        present = x509.load_der_x509_certificate(record.certificate)
+        change = record.succession
+        if change is None or change.stage == AuthorityStage.RETIRED:
+            self.anchors.certificates = (present,)
+            return
+        other = x509.load_der_x509_certificate(change.certificate)
+        is_announced = change.stage == AuthorityStage.ANNOUNCED
+        self.anchors.certificates = (present, other) if is_announced else (other, present)
 
     def is_of(self, record: AuthorityRecord) -> bool:
         """Return whether `record` names the same authorities in the same stage."""
