@@ -82,6 +82,8 @@ class TrustAnchors:
         self.certificates = certificates
         self.retired: tuple[x509.Certificate, ...] = ()
         """Retired authorities. Only what was stored while one was trusted may be signed by it."""
+        self.issuer: x509.Certificate | None = None
+        """The newest authority that has certified this node; None: none has yet."""
 
     @classmethod
     def parse(cls, pem: bytes, *, source: str, most: int = ANCHORS_MAX) -> "TrustAnchors":
@@ -104,6 +106,16 @@ class TrustAnchors:
     def newest(self) -> x509.Certificate:
         """The one that is trusted longest: an older one may have been retired meanwhile."""
         return self.certificates[-1]
+
+    @property
+    def issuing(self) -> "TrustAnchors":
+        """Those that may still certify this node, and sign secrets and authorizations for it.
+
+        Not a predecessor, from the first certificate by its successor on: it may be a stolen key.
+        """
+        if self.issuer not in self.certificates:
+            return TrustAnchors(*self.certificates)
+        return TrustAnchors(*self.certificates[self.certificates.index(self.issuer) :])
 
     @property
     def with_retired(self) -> "TrustAnchors":

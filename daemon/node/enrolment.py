@@ -193,7 +193,8 @@ class Enrolment:
         anchors.retired = parse_retired(result.retired_authorities)
         # The identity puts them into its server's configuration with this certificate.
         self._in_use = anchors.digests
-        self._certified_by = digest(anchors.checked(partial(_issuer, leaf)))
+        anchors.issuer = anchors.issuing.checked(partial(_issuer, leaf))
+        self._certified_by = digest(anchors.issuer)
         is_news = said != (self._in_use, self._certified_by)
         metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
         return Issued(

@@ -224,6 +224,19 @@ async def test_an_announcement_repeated_after_the_end_begins_no_other(site: Site
     await site.steps.announce(digest(site.registry.authority.certificate))
 
 
+async def test_a_broker_that_is_called_follows_a_switch_before_it_signs(site: Site) -> None:
+    node, books = site.node(), membership_of(site.other, site.clock)
+    await site.steps.announce()
+    await site.other.refresh_authorities()
+    for _ in range(2):
+        await node.attest(site.registry)
+    await site.steps.switch()
+    assert site.other.authority.certificate == site.first.certificate
+    assert node.leaf is not None
+    await books.admit(TARGET, node.leaf, _Result())  # type: ignore[arg-type]
+    assert site.other.authority.certificate == site.registry.authority.certificate
+
+
 async def test_a_repeated_step_is_covered(site: Site) -> None:
     covered: list[int] = []
 
