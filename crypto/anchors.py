@@ -72,6 +72,28 @@ class AnyKey:
         raise InvalidSignature
 
 
+class SuccessiveKeys:
+    """Accepts signatures by one key after another: by none that is before the last that signed."""
+
+    def __init__(self, keys: Iterable[ec.EllipticCurvePublicKey]) -> None:
+        self._keys = tuple(keys)
+        self.signed_by = 0
+        """Position of the key that made the last signature."""
+
+    def verify(
+        self, signature: bytes, data: bytes, signature_algorithm: ec.EllipticCurveSignatureAlgorithm
+    ) -> None:
+        """Raise InvalidSignature unless the key of the last signature, or a later one, signed it."""
+        for position in range(self.signed_by, len(self._keys)):
+            try:
+                self._keys[position].verify(signature, data, signature_algorithm)
+            except InvalidSignature:
+                continue
+            self.signed_by = position
+            return
+        raise InvalidSignature
+
+
 class TrustAnchors:
     """The authorities that are trusted: one, or two while one succeeds the other, oldest first.
 
@@ -106,6 +128,10 @@ class TrustAnchors:
     def newest(self) -> x509.Certificate:
         """The one that is trusted longest: an older one may have been retired meanwhile."""
         return self.certificates[-1]
+
+    def successive_keys(self) -> SuccessiveKeys:
+        """Return the keys for a log, which each of them signed until the next one did."""
+        return SuccessiveKeys(map(anchor_key, self.certificates))
 
     @property
     def issuing(self) -> "TrustAnchors":
