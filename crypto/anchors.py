@@ -83,7 +83,7 @@ class SuccessiveKeys:
     def verify(
         self, signature: bytes, data: bytes, signature_algorithm: ec.EllipticCurveSignatureAlgorithm
     ) -> None:
-        """Raise InvalidSignature unless the key of the last signature, or a later one, signed it."""
+        """Raise InvalidSignature unless the key that signed last, or a later one, signed it."""
         for position in range(self.signed_by, len(self._keys)):
             try:
                 self._keys[position].verify(signature, data, signature_algorithm)
