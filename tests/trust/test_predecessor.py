@@ -23,7 +23,7 @@ BEFORE, AFTER = (CertificateAuthority.create(broker="b", now=utc_now()) for _ in
 @pytest.fixture
 def identity() -> Identity:
     async def nothing(_keys: Keys) -> Issued:
-        raise NotImplementedError
+        raise AssertionError
 
     anchors = TrustAnchors(BEFORE.certificate, AFTER.certificate)
     anchors.issuer = AFTER.certificate
