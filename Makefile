@@ -210,7 +210,7 @@ cryptodev: $(CRYPTODEV) ## driver of DPDK's crypto devices for sealane-dpu
 .PHONY: test-accelerators
 test-accelerators: export SEALANE_CRYPTODEV = $(CURDIR)/$(CRYPTODEV)
 test-accelerators: build $(CRYPTODEV) ## conformance and faults: processor, emulated card, DPDK's crypto devices
-	cd native && cargo test --locked --quiet --package sealane-dpu -- --include-ignored
+	cd native && cargo test --locked --quiet --package sealane-dpu
 	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) tests/accelerators $(ARGS)
 
 .PHONY: bench-offload

@@ -157,7 +157,7 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
     if wrong:
         named = "; ".join(
             f"target {target.node} is {target.state}"
-            + (f": {target.detail}" if target.detail else "")
+            + (f": {target.detail} [{target.reason}]" if target.reason else "")
             for target in wrong
         )
         rows["health"] = f"DEGRADED: {named}"

@@ -30,7 +30,8 @@ from sealane.cli.report_page import (
     text_block,
 )
 from sealane.cli.session_stat import table as session_rows
-from sealane.cli.top import add_also, daemons, operation_row, record, session_row, volume_row
+from sealane.cli.several import add_also, first, other, others
+from sealane.cli.top import operation_row, record, session_row, volume_row
 from sealane.cli.verbs import pause
 from sealane.cli.volumes import wide_row
 from sealane.client import Client, NodeStatus, Volume
@@ -94,15 +95,38 @@ async def report(client: Client, options: argparse.Namespace, output: Output) ->
     """Sample the daemon, and those of `--also`, for a while, and write the report."""
     path: Path = options.file
     check(options)
-    async with daemons(client, options.also) as clients:
-        of_each = await asyncio.gather(
-            *(_daemon_report(each, options, is_first=each is client) for each in clients)
-        )
-    nodes = ", ".join(status.node for status, _, _ in of_each)
+    made = await asyncio.gather(
+        _daemon_report(client, options, is_first=True),
+        *(_other_report(path, options) for path in others(options)),
+        return_exceptions=True,
+    )
+    good = [each for each in made if not isinstance(each, BaseException)]
+    for each in made:
+        # A daemon's failure is a part of the report; without any daemon there is none.
+        if isinstance(each, BaseException) and not (good and isinstance(each, Error)):
+            raise each
+    parts = [
+        part
+        for path, each in zip([first(options), *others(options)], made, strict=True)
+        for part in (_failed(path, each) if isinstance(each, BaseException) else each[2])
+    ]
+    nodes = ", ".join(status.node for status, _, _ in good)
     title = f"Sealane report: {nodes}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
-    parts = [part for _, _, parts in of_each for part in parts]
     write(path, page(title, parts), is_overwriting=options.overwrite)
-    output.show_one({"file": str(path), "samples": of_each[0][1]})
+    output.show_one(
+        {"file": str(path), "samples": max((number for _, number, _ in good), default=0)}
+    )
+
+
+async def _other_report(
+    path: str, options: argparse.Namespace
+) -> tuple[NodeStatus, int, list[str]]:
+    async with other(path, options) as client:
+        return await _daemon_report(client, options, is_first=False)
+
+
+def _failed(path: str, error: BaseException) -> list[str]:
+    return [heading(f"Daemon at {path}"), paragraph(f"daemon {path}: {error}", is_wrong=True)]
 
 
 async def _daemon_report(

@@ -2,18 +2,20 @@
 
 import argparse
 import asyncio
-import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from sealane.cli.figures import Interval, scrape
 from sealane.cli.output import Output, size_text
 from sealane.cli.session_stat import LIMITS
+from sealane.cli.several import add_also, daemons, named
 from sealane.cli.verbs import WATCH_SECONDS, pause
-from sealane.client import Client, NodeStatus, connect
+from sealane.client import Client, NodeStatus
 from sealane.protocol.sector import SECTOR_BYTES
+
+_Result = TypeVar("_Result")
 
 CERTIFICATE_SECONDS_MIN: Final = 120
 """With less left, the renewal of a certificate has failed for minutes."""
@@ -83,33 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_also(parser)
 
 
-def add_also(parser: argparse.ArgumentParser) -> None:
-    """Add the option for more daemons than one."""
-    parser.add_argument(
-        "--also",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="socket of another daemon on this machine to show with it; may be repeated",
-    )
-
-
-@contextlib.asynccontextmanager
-async def daemons(client: Client, also: Sequence[str]) -> AsyncIterator[list[Client]]:
-    """Connect to the daemons at the sockets `also`, too; raises what `connect` does."""
-    async with contextlib.AsyncExitStack() as stack:
-        yield [client, *[await stack.enter_async_context(connect(path)) for path in also]]
-
-
 async def top(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Show each interval's figures; until interrupted, unless `--once`."""
-    async with daemons(client, options.also) as clients:
-        before = await asyncio.gather(*map(scrape, clients))
+    async with daemons(client, options) as clients:
+        before = await _of_each(clients, scrape)
         is_first = True
         while True:
             await asyncio.sleep(options.interval)
-            statuses = await asyncio.gather(*(each.status() for each in clients))
-            after = await asyncio.gather(*map(scrape, clients))
+            statuses = await _of_each(clients, Client.status)
+            after = await _of_each(clients, scrape)
             if not is_first or (output.file.isatty() and options.is_endless):
                 output.begin_again()
             intervals = map(Interval, before, after)
@@ -124,6 +108,15 @@ async def top(client: Client, options: argparse.Namespace, output: Output) -> No
             if not options.is_endless:
                 return
             before, is_first = after, False
+
+
+async def _of_each(
+    clients: Mapping[str, Client], call: Callable[[Client], Awaitable[_Result]]
+) -> list[_Result]:
+    """Return the call's result of each daemon; if there are several, an error says whose it is."""
+    if len(clients) == 1:
+        return [await call(each) for each in clients.values()]
+    return await asyncio.gather(*(named(path, call(each)) for path, each in clients.items()))
 
 
 def record(status: NodeStatus, interval: Interval, now: float) -> dict[str, Any]:

@@ -30,12 +30,17 @@ async def traced(options: argparse.Namespace) -> AsyncIterator[str]:
     if options.is_endless or options.every is not None:
         yield ""
         return
-    told = told_traceparent()
+    told = traceparent_of(options)
     if (config := collector(os.environ)) is None:
         yield told
         return
     async with _span(config, options, told):
         yield told
+
+
+def traceparent_of(options: argparse.Namespace) -> str:
+    """Return the trace that the calls of a command belong to, if any."""
+    return "" if options.is_endless or options.every is not None else told_traceparent()
 
 
 def collector(environment: Mapping[str, str]) -> "TracesConfig | None":

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import time
@@ -24,6 +25,8 @@ from sealane.transport.nvme.initiator import (
 )
 from sealane.transport.nvme.paths import Backoff, ReconnectPolicy
 from sealane.transport.tasks import TaskOwner
+
+_log = logging.getLogger(__name__)
 
 QUEUES_MAX: Final = 16
 KEEP_ALIVE_MS: Final = 5000
@@ -58,17 +61,21 @@ class FrontEnd:
 
 @dataclass(slots=True, kw_only=True)
 class _Association:
+    path: FrontEnd
     host: HostController
     namespace: NamespaceIdentity
     queues: list[VolumeQueue]
     has_compare_and_write: bool
+    undo: contextlib.AsyncExitStack
+    """Closes the queues, then the host."""
     rank: int = 0
     """The path's place among others, by its ANA state: 0 is the best."""
 
     async def close(self) -> None:
-        for queue in self.queues:
-            await queue.close()
-        await self.host.close()
+        await self.undo.aclose()
+
+
+_Results = asyncio.Queue[tuple[FrontEnd, _Association | Exception]]
 
 
 class DiskQueues:
@@ -93,7 +100,7 @@ class DiskQueues:
         standbys: Sequence[FrontEnd] = (),
     ) -> None:
         self._front_end = front_end
-        self._paths = (front_end, *standbys)
+        self._paths = tuple(dict.fromkeys((front_end, *standbys)))
         self._queue_count = queue_count
         self._timeout_seconds = timeout_seconds
         self._hold_seconds = hold_seconds
@@ -103,8 +110,12 @@ class DiskQueues:
         self._has_compare_and_write = False
         self._connecting: asyncio.Task[None] | None = None
         self._failure: Error | None = None
+        self._failures: dict[FrontEnd, Error] = {}
+        """Last failure of each path since the association was lost."""
         self._is_open = False
         self._tasks = TaskOwner()
+        self._closing = TaskOwner()
+        """What closes associations: awaited, never cancelled."""
 
     @property
     def namespace(self) -> NamespaceIdentity:
@@ -119,8 +130,16 @@ class DiskQueues:
         return self._has_compare_and_write
 
     async def open(self) -> None:
-        """Connect once, without retries."""
-        association = await self._connect()
+        """Connect once, without retries; log the paths that fail verification."""
+        try:
+            association = await self._connect(is_repeated=False)
+        except BaseException:
+            await self._closing.wait()
+            raise
+        for path, error in self._failures.items():
+            if isinstance(error, VerificationError):
+                where = f"{path.traddr}:{path.trsvcid}"
+                _log.warning("%s over %s is refused: %s", path.subsystem_nqn, where, error)
         self._namespace = association.namespace
         self._has_compare_and_write = association.has_compare_and_write
         self._association = association
@@ -133,10 +152,13 @@ class DiskQueues:
             # The sockets and tasks are the parent's.
             self._association = None
             return
-        await self._tasks.close()
-        association, self._association = self._association, None
-        if association is not None:
-            await association.close()
+        try:
+            await self._tasks.close()
+        finally:
+            association, self._association = self._association, None
+            if association is not None:
+                self._start_closing(association)
+            await self._closing.wait()
 
     async def run(self, call: Callable[[VolumeQueue], Awaitable[None]]) -> None:
         """Make a call on a queue; retry if the queue is lost or the status allows a retry.
@@ -164,7 +186,7 @@ class DiskQueues:
                     retries += 1
                     if retries > RETRIES_MAX:
                         raise
-                failure = error
+                failure = self._failures[association.path] = error
                 await asyncio.sleep(backoff.failed(time.monotonic()) or 0.0)
             deadline = deadline or self._deadline()
             if time.monotonic() >= deadline:
@@ -185,14 +207,32 @@ class DiskQueues:
             done, _ = await asyncio.wait((waiting,), timeout=max(0.0, left))
             if not done:
                 raise self._timed_out() from self._failure
+            if not waiting.cancelled() and (fault := waiting.exception()) is not None:
+                raise fault  # no Error: unexpected, so nothing retries it
         return self._association
 
     def _timed_out(self) -> UnavailableError:
-        front = self._front_end
         return UnavailableError(
             "disk.timeout",
-            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} could not be reached, or "
-            f"could not do the command, for {self._hold_seconds:g} s",
+            f"{self._front_end.subsystem_nqn} could not be reached, or could not do the command, "
+            f"for {self._hold_seconds:g} s: {self._reasons()}",
+        )
+
+    def _refused(self) -> Error:
+        """Return why no path was connected; one that may come back is enough to try again."""
+        failures = list(self._failures.values())
+        if len(self._paths) == 1:
+            return failures[0]
+        first = min(failures, key=lambda error: isinstance(error, VerificationError))
+        kind = VerificationError if isinstance(first, VerificationError) else UnavailableError
+        return kind(first.reason, f"no path to {self._front_end.subsystem_nqn}: {self._reasons()}")
+
+    def _reasons(self) -> str:
+        """Name every path with its last failure."""
+        otherwise = "no answer" if self._association is None else "not in use"
+        return "; ".join(
+            f"{path.traddr}:{path.trsvcid}: {self._failures.get(path, otherwise)}"
+            for path in self._paths
         )
 
     def _lost(self, association: _Association, error: Error) -> None:
@@ -201,71 +241,92 @@ class DiskQueues:
             return
         self._association = None
         self._failure = error
+        self._failures = {association.path: error}
         self._connecting = self._tasks.start(self._reconnect(association), name="disk-reconnect")
 
     async def _reconnect(self, old: _Association | None) -> None:
         try:
             if old is not None:
-                await old.close()
-            backoff = Backoff(_RECONNECT, random.random)
-            while self._association is None:
-                try:
-                    self._association = await self._connect()
-                except VerificationError as error:
-                    # The wrong front end answers; retrying won't change that.
-                    self._failure, self._is_open = error, False
-                    return
-                except Error as error:
-                    self._failure = error
-                    await asyncio.sleep(backoff.failed(time.monotonic()) or 0.0)
+                await asyncio.shield(self._start_closing(old))
+            self._association = await self._connect(is_repeated=True)
+        except VerificationError as error:
+            # The wrong front end answers; retrying won't change that.
+            self._failure, self._is_open = error, False
         finally:
             self._connecting = None
 
-    async def _connect(self) -> _Association:
-        if len(self._paths) == 1:
-            return await self._connect_to(self._front_end)
-        return await self._connect_to_best()
+    async def _connect(self, *, is_repeated: bool) -> _Association:
+        """Try all paths at once; return the best of those that answer soon after the first.
 
-    async def _connect_to_best(self) -> _Association:
-        """Try all paths at once; return the best of those that answer soon after the first."""
-        attempts = TaskOwner()
-        results: asyncio.Queue[_Association | Error] = asyncio.Queue()
-
-        async def attempt(front: FrontEnd) -> None:
-            try:
-                results.put_nowait(await self._connect_to(front))
-            except Error as error:
-                results.put_nowait(error)
-
+        `is_repeated`: try each path again, independently of the others, until one answers or all
+        fail verification. Otherwise try each once, and give all of them the time to answer.
+        """
+        attempts, results = TaskOwner(), _Results()
         connected: list[_Association] = []
-        failures: list[Error] = []
+        failed: dict[FrontEnd, Error] = {}
         best: _Association | None = None
+
+        def is_decided() -> bool:
+            if is_repeated and any(each.rank == 0 for each in connected):
+                return True
+            if len(connected) + len(failed) < len(self._paths):
+                return False
+            are_refused = all(isinstance(error, VerificationError) for error in failed.values())
+            return bool(connected) or not is_repeated or are_refused
+
         try:
-            for front in self._paths:
-                attempts.start(attempt(front), name="disk-path")
-            with contextlib.suppress(TimeoutError):
-                for _ in self._paths:
-                    async with asyncio.timeout(_OTHER_PATH_SECONDS if connected else None):
-                        result = await results.get()
-                    if isinstance(result, Error):
-                        failures.append(result)
-                        continue
+            for path in self._paths:
+                attempts.start(self._attempt(path, results, is_repeated), name="disk-path")
+            until: float | None = None
+            while not is_decided():
+                try:
+                    async with asyncio.timeout_at(until):
+                        path, result = await results.get()
+                except TimeoutError:
+                    break
+                if isinstance(result, Error):
+                    failed[path] = self._failures[path] = result
+                elif isinstance(result, Exception):
+                    raise result
+                else:
+                    failed.pop(path, None)
+                    self._failures.pop(path, None)
                     connected.append(result)
-                    if result.rank == 0:
-                        break
+                    until = until or asyncio.get_running_loop().time() + _OTHER_PATH_SECONDS
             best = min(connected, key=lambda each: each.rank, default=None)
         finally:
-            await attempts.close()
-            while not results.empty():
-                if isinstance(late := results.get_nowait(), _Association):
-                    connected.append(late)
+            # In tasks of their own, so that a cancellation leaves no association open.
             for each in connected:
                 if each is not best:
-                    await each.close()
+                    self._start_closing(each)
+            self._closing.start(self._end(attempts, results), name="disk-close")
         if best is None:
-            # One path that may come back is enough to go on trying.
-            raise min(failures, key=lambda error: isinstance(error, VerificationError))
+            raise self._refused()
         return best
+
+    async def _attempt(self, path: FrontEnd, results: _Results, is_repeated: bool) -> None:
+        backoff = Backoff(_RECONNECT, random.random)
+        while True:
+            result: _Association | Exception
+            try:
+                result = await self._connect_to(path)
+            except Exception as error:  # noqa: BLE001
+                result = error
+            results.put_nowait((path, result))
+            if not (is_repeated and isinstance(result, Error)):
+                return
+            await asyncio.sleep(backoff.failed(time.monotonic()) or 0.0)
+
+    async def _end(self, attempts: TaskOwner, results: _Results) -> None:
+        """End the attempts, and close what they have connected in the meantime."""
+        await attempts.close()
+        while not results.empty():
+            _, late = results.get_nowait()
+            if not isinstance(late, Exception):
+                self._start_closing(late)
+
+    def _start_closing(self, association: _Association) -> asyncio.Task[None]:
+        return self._closing.start(association.close(), name="disk-close")
 
     async def _connect_to(self, front: FrontEnd) -> _Association:
         host = HostController(
@@ -300,9 +361,11 @@ class DiskQueues:
                 states = await host.ana_states()
                 state = states.get(front.namespace_id, AnaState.OPTIMIZED)
                 rank = _RANKS.get(state, _WORST_RANK)
-            undo.pop_all()
+            kept = undo.pop_all()
         fused = host.identity.fused_commands & _FUSED_COMPARE_AND_WRITE
         return _Association(
+            path=front,
+            undo=kept,
             host=host,
             namespace=namespace,
             queues=queues,

@@ -26,6 +26,8 @@ class Attachment:
     refusals: int
     fail_over: str = ""
     """"active" or "standby" in a fail-over group; otherwise empty."""
+    fail_over_group: str = ""
+    """Identifies that group: the target fences only gateways of the same one. Otherwise empty."""
     dhchap_secret: str = field(default="", repr=False)
     """The host's DH-HMAC-CHAP secret; set only in the result of `attach`."""
 
@@ -93,8 +95,9 @@ def front_end_of(volume: Volume) -> FrontEnd:
 def standby_ends(volume: Volume, standbys: Sequence[Volume]) -> list[FrontEnd]:
     """Return the front ends of a volume at other gateways, between which a client may change.
 
-    UsageError `disk.paths` unless all are attached with fail-over, for the same host: without the
-    fence of a fail-over group, a write that a lost path still holds could undo a newer one.
+    UsageError `disk.paths` unless all are of one fail-over group (of a volume, a host and the
+    gateways' tenant): without its fence, a write that a lost path still holds could undo a newer
+    one.
     """
     if not standbys:
         return []
@@ -107,9 +110,16 @@ def standby_ends(volume: Volume, standbys: Sequence[Volume]) -> list[FrontEnd]:
         )
         if not is_same:
             raise UsageError("disk.paths", f"{each.name} is another volume, or for another host")
-    for each in (volume, *standbys):
-        if each.attachment is None or not each.attachment.fail_over:
+    groups = [
+        each.attachment.fail_over_group if each.attachment else "" for each in (volume, *standbys)
+    ]
+    for each, group in zip((volume, *standbys), groups, strict=True):
+        if not group:
             raise UsageError("disk.paths", f"{each.name} isn't attached with fail-over at each end")
+        if group != groups[0]:
+            raise UsageError(
+                "disk.paths", f"{each.name} is attached at gateways of different tenants"
+            )
     return others
 
 
@@ -156,6 +166,7 @@ def volume_of(message: volumes_pb2.Volume) -> Volume:
             counters_leased=a.counters_leased,
             refusals=a.refusals,
             fail_over=a.fail_over,
+            fail_over_group=a.fail_over_group,
             dhchap_secret=a.dhchap_secret,
         )
     return Volume(

@@ -52,14 +52,14 @@ async def serve(
     `hangup` is set, settings that can change at run time are taken from `reread`.
     """
     notifier = Notifier()
-    listeners = Listeners(notifier, passed)
+    listeners = Listeners(notifier)
     run_directory = RunDirectory(Path(config.node.run_dir))
     async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
         daemon = Daemon(config, tasks, stack, run_directory, listeners)
         stack.enter_context(run_directory.claimed())
         stack.enter_context(claimed_state(Path(config.node.state_dir)))
+        listeners.adopt(passed, config.kept_listeners)
         await daemon.start()
-        listeners.end_unclaimed()
         daemon.spawn("watchdog", notifier.keep_watchdog())
         write_ready = partial(
             run_directory.write_ready, node=config.node.name, addresses=daemon.addresses

@@ -658,6 +658,20 @@ class Config(Section):
         return chosen or str(Path(self.node.state_dir) / "volumes")
 
     @property
+    def kept_listeners(self) -> Mapping[str, str]:
+        """Addresses of the listeners that outlive a restart, by key."""
+        kept = {}
+        if self.metrics is not None:
+            kept["metrics.listen"] = self.metrics.listen
+        if self.target is not None:
+            kept["target.listen"] = self.target.listen
+            if self.target.discovery_listen is not None:
+                kept["target.discovery_listen"] = self.target.discovery_listen
+        if self.gateway is not None:
+            kept["gateway.listen"] = self.gateway.listen
+        return kept
+
+    @property
     def places(self) -> Mapping[str, Path]:
         """The directories whose space is watched, by name."""
         places = {"state": Path(self.node.state_dir)}

@@ -30,6 +30,11 @@ class TaskOwner:
                 task.cancel()
             await asyncio.wait(running)
 
+    async def wait(self) -> None:
+        """Wait until no task runs; cancel none, also if the wait is cancelled."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

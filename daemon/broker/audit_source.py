@@ -14,7 +14,6 @@ from sealane.daemon.runtime.files import read_bounded, write_durably
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import VerificationError
 
-BATCH_BYTES: Final = 256 << 10
 # The position of a file that holds none: no record has this number.
 _NOWHERE: Final = Head(sequence=2**64, digest=b"")
 
@@ -67,8 +66,8 @@ class AuditSource:
         head = self.head
         write_durably(self._position, f"{head.sequence}:{head.digest.hex()}".encode())
 
-    def read(self) -> list[bytes]:
-        """Return the next lines, without newlines, some `BATCH_BYTES` at most; OSError.
+    def read(self, bytes_max: int) -> list[bytes]:
+        """Return the next lines, without newlines: one, or some `bytes_max` at most; OSError.
 
         VerificationError `audit.chain.broken`, `audit.record.malformed` or `audit.truncated` if
         they aren't those that the broker acknowledged.
@@ -76,7 +75,7 @@ class AuditSource:
         head = self._log.head
         lines: list[bytes] = []
         size = 0
-        while self.head.sequence < head.sequence and size < BATCH_BYTES:
+        while self.head.sequence < head.sequence and size < bytes_max:
             line = self._next_line()
             self._chain.follow(line)
             lines.append(line)

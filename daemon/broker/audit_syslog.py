@@ -26,7 +26,7 @@ from functools import partial
 from typing import Final
 
 from sealane.crypto.audit import Record
-from sealane.daemon.broker.audit_collector import CONNECT_SECONDS, SendRecords
+from sealane.daemon.broker.audit_collector import CONNECT_SECONDS, SEND_SECONDS, SendRecords
 from sealane.daemon.runtime.files import read_file
 from sealane.daemon.runtime.listeners import split_address
 from sealane.errors import UsageError
@@ -135,6 +135,10 @@ class SyslogTcp:
 
     async def _send(self, connection: Connection, lines: list[bytes]) -> None:
         """Return once the collector's machine has acknowledged all of the lines."""
+        async with asyncio.timeout(SEND_SECONDS):
+            await self._send_all(connection, lines)
+
+    async def _send_all(self, connection: Connection, lines: list[bytes]) -> None:
         writer = connection.writer
         writer.write(b"".join(syslog_message(line, node=self._node) for line in lines))
         await writer.drain()
@@ -165,4 +169,6 @@ class SyslogUnix:
     async def _send(self, end: socket.socket, lines: list[bytes]) -> None:
         """Return once all of the lines are in the collector's queue."""
         for line in lines:
-            await asyncio.get_running_loop().sock_sendall(end, local_message(line))
+            # One limit for each: a slow collector that takes them has no limit for all.
+            async with asyncio.timeout(SEND_SECONDS):
+                await asyncio.get_running_loop().sock_sendall(end, local_message(line))

@@ -16,7 +16,10 @@ from sealane.protocol.v1 import broker_pb2
 
 @dataclass(slots=True, kw_only=True)
 class Attached:
-    """An attached volume; descriptor and leases are those of its newest key epoch."""
+    """An attached volume; descriptor and leases are those of its newest key epoch.
+
+    The descriptor names the target that queues are opened at.
+    """
 
     descriptor: broker_pb2.VolumeDescriptor
     port: AttachedVolume
@@ -28,6 +31,8 @@ class Attached:
     """Its place in a fail-over group, if it was attached with fail-over."""
     is_read_only: bool = False
     is_withdrawn: bool = False
+    unlisted_target: str = ""
+    """The target outside the configuration that its device has moved to, once reported."""
     following: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the newest descriptor is applied: each key epoch is entered once."""
 
@@ -54,8 +59,7 @@ class Attached:
     @property
     def target(self) -> str:
         """The node on which it is stored; this gateway's own if it is on a third party."""
-        place = self.back_end.place
-        return self.descriptor.target_node if place is None else place.node
+        return self.descriptor.target_node
 
     @property
     def export(self) -> Export:

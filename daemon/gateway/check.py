@@ -1,8 +1,10 @@
 """Checks a gateway's configuration as its start does, and changes nothing."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
@@ -24,15 +26,31 @@ def check_gateway(config: GatewayConfig, enrolment: EnrolmentConfig | None) -> N
 def unreachable(config: GatewayConfig, *, own_node: str) -> Iterator[str]:
     """Connect to each target but this daemon's own; yield a line for each that doesn't answer.
 
-    Only TCP: who answers is known after enrolment. Takes a few seconds at most.
+    Only TCP: who answers is known after enrolment. All of it, with the resolution of names, takes
+    no longer than `_CONNECT_SECONDS`.
     """
     others = {node: each for node, each in config.addresses.items() if node != own_node}
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        for node, problem in zip(others, pool.map(_problem, others.values()), strict=True):
-            if problem:
-                yield (
-                    f"target {node} at {others[node]}: {problem}; its volumes wait until it answers"
-                )
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    asked = {node: _asked(address) for node, address in others.items()}
+    for node, answer in asked.items():
+        try:
+            problem = answer.result(max(0, deadline - time.monotonic()))
+        except TimeoutError:
+            problem = f"no answer within {_CONNECT_SECONDS:g} s"
+        if problem:
+            yield f"target {node} at {others[node]}: {problem}; its volumes wait until it answers"
+
+
+def _asked(address: str) -> Future[str]:
+    """Connect to `address` in a thread of its own, which nobody waits for at the end.
+
+    The system's resolver takes no timeout.
+    """
+    answer: Future[str] = Future()
+    threading.Thread(
+        target=lambda: answer.set_result(_problem(address)), name="connect", daemon=True
+    ).start()
+    return answer
 
 
 def _problem(address: str) -> str:
@@ -41,4 +59,6 @@ def _problem(address: str) -> str:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         return error.strerror or str(error)
+    except UnicodeError as error:
+        return f"its name can't be encoded: {error}"
     return ""

@@ -42,6 +42,10 @@ class GroupMember:
         """Whether this gateway serves the host."""
         return "active" if self.is_serving else "standby"
 
+    def group_of(self, tenant: str) -> str:
+        """Return what tells this group from others at the target, where each tenant has its own."""
+        return f"{tenant}/{self.group.hex()}"
+
     async def is_vacant(self) -> bool:
         """Ask the target whether no other gateway serves the host."""
         if self.look is None:

@@ -96,10 +96,11 @@ class Reattaching:
             try:
                 await self._serving.wait()
                 async with self._finding:
+                    storage = storage_of(await self._find(volume_id))
+                async with self._turns[storage]:
+                    # While it waited for its turn, it may have changed or moved.
                     descriptor = await self._find(volume_id)
-                async with self._turns[storage_of(descriptor)]:
-                    if not self._serving.is_set():
-                        # A drain began while it waited for its turn.
+                    if storage_of(descriptor) != storage or not self._serving.is_set():
                         continue
                     await self._reattach(kept, descriptor)
             except (Error, OSError, TimeoutError) as error:

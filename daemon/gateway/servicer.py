@@ -210,6 +210,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         self, descriptor: broker_pb2.VolumeDescriptor, tenant: str | None = None
     ) -> volumes_pb2.Volume:
         """Return a volume as the gateway's tenant sees it, by default as of now."""
+        tenant = tenant or self._service.tenant
         attached = self._service.attached(descriptor.volume_id)
         is_local = descriptor.mode == VolumeMode.LOCAL
         is_anchored = is_local and bool(descriptor.device_id)
@@ -228,7 +229,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             claims=_ANCHORED_CLAIMS if is_anchored else claims,
             tenant=descriptor.tenant,
             shares=descriptor.shares,
-            read_only=is_read_only(descriptor, tenant or self._service.tenant),
+            read_only=is_read_only(descriptor, tenant),
         )
         if descriptor.filling_gateway:
             volume.state = volumes_pb2.Volume.FILLING
@@ -237,7 +238,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             volume.state = volumes_pb2.Volume.REATTACHING
         if attached is not None:
             volume.state = volumes_pb2.Volume.ATTACHED
-            volume.attachment.CopyFrom(_attachment(attached))
+            volume.attachment.CopyFrom(_attachment(attached, tenant))
         return volume
 
 
@@ -253,9 +254,9 @@ def volume_id_of(name: str) -> str:
     return parsed
 
 
-def _attachment(attached: Attached) -> volumes_pb2.Attachment:
+def _attachment(attached: Attached, tenant: str) -> volumes_pb2.Attachment:
     statistics = attached.port.statistics()
-    export = attached.export
+    export, member = attached.export, attached.member
     return volumes_pb2.Attachment(
         traddr=export.traddr,
         trsvcid=export.trsvcid,
@@ -267,5 +268,6 @@ def _attachment(attached: Attached) -> volumes_pb2.Attachment:
         counters_used=statistics.get("counters_used", 0),
         counters_leased=attached.leases.leased,
         refusals=statistics.get("refusals", 0),
-        fail_over="" if attached.member is None else attached.member.state,
+        fail_over="" if member is None else member.state,
+        fail_over_group="" if member is None else member.group_of(tenant),
     )

@@ -146,22 +146,32 @@ class Supply:
             return
         self._follow_place(volume_id, attached, descriptor)
         if descriptor.key_epoch > attached.descriptor.key_epoch:
-            await self._follow_key_epoch(volume_id, attached, descriptor)
+            await self._follow_key_epoch(volume_id, attached, _at(descriptor, attached.target))
 
     def _follow_place(
         self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor
     ) -> None:
         """Open queues at the volume's new target from now on, if its device has moved.
 
-        To one that isn't configured it can't be followed; it may come back.
+        One that isn't configured is reported once, and followed when a reload has added it.
         """
-        place = attached.back_end.place
-        is_elsewhere = place is not None and descriptor.target_node != place.node
-        if place is not None and is_elsewhere and descriptor.target_node in self._targets():
+        place, node = attached.back_end.place, descriptor.target_node
+        if place is None or node == place.node:
+            attached.unlisted_target = ""
+        elif node in self._targets():
+            self._events.report(volume_id, "target_changed", detail=f"{place.node} to {node}")
+            place.move(node)
+            attached.descriptor = _at(attached.descriptor, node)
+            attached.unlisted_target = ""
+        elif node != attached.unlisted_target:
+            attached.unlisted_target = node
             self._events.report(
-                volume_id, "target_changed", detail=f"{place.node} to {descriptor.target_node}"
+                volume_id,
+                "target_unknown",
+                reason="volume.target.unknown",
+                detail=f"the volume's device has moved to target {node!r}, which this gateway's "
+                "configuration doesn't list: add it to gateway.targets and reload",
             )
-            place.node = descriptor.target_node
 
     async def _follow_key_epoch(
         self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor
@@ -184,6 +194,14 @@ class Supply:
             unused = attached.port.replace_counters([lease.counters])
             attached.leases = holder
             await self._leases.give_back(volume_id, old, unused)
+
+
+def _at(descriptor: broker_pb2.VolumeDescriptor, node: str) -> broker_pb2.VolumeDescriptor:
+    """Return a copy of a descriptor that names `node` as the target."""
+    copied = broker_pb2.VolumeDescriptor()
+    copied.CopyFrom(descriptor)
+    copied.target_node = node
+    return copied
 
 
 def is_read_only(descriptor: broker_pb2.VolumeDescriptor, tenant: str) -> bool:

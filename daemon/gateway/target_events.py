@@ -13,6 +13,8 @@ from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 from sealane.transport.tasks import TaskOwner
 
 _RETRY_SECONDS: Final = 1.0
+_LOST_RETRY_SECONDS: Final = 10.0
+"""Pause after a target that doesn't have the volume: it may still be opening a device."""
 
 
 class TargetEvents:
@@ -41,31 +43,43 @@ class TargetEvents:
         await self._tasks.close()
 
     async def _follow(self, volume_id: str, place: Place) -> None:
-        request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
+        lost_at = ""
         while True:
-            node = place.node
+            node, pause = place.node, _RETRY_SECONDS
+            left = asyncio.ensure_future(place.left(node))
             try:
-                async with self._targets.stream(node) as (channel, renewed):
-                    stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
-                    async for message in until(stream, renewed):
-                        self._events.publish(_event(volume_id, message))
-                    if renewed.done():
-                        continue
-            except UsageError as error:
-                if error.reason == "namespace.not_found":
-                    self._events.report(
-                        volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
-                    )
-                    # It has it again at its device's next owner.
-                    while place.node == node:  # noqa: ASYNC110 - no event announces it
-                        await asyncio.sleep(_RETRY_SECONDS)
-                    continue
-                get_logger().warning("target_events_interrupted", reason=error.reason)
-            except Error as error:
-                get_logger().info("target_events_interrupted", reason=error.reason)
-            except (ValueError, OverflowError):
-                get_logger().warning("target_events_interrupted", reason="event.time.malformed")
-            await asyncio.sleep(_RETRY_SECONDS)
+                try:
+                    pause = await self._publish(volume_id, node, left)
+                    lost_at = ""
+                except UsageError as error:
+                    if error.reason != "namespace.not_found":
+                        get_logger().warning("target_events_interrupted", reason=error.reason)
+                    else:
+                        pause = _LOST_RETRY_SECONDS
+                        if lost_at != node:
+                            self._report_lost(volume_id, error)
+                        lost_at = node
+                except Error as error:
+                    get_logger().info("target_events_interrupted", reason=error.reason)
+                except (ValueError, OverflowError):
+                    get_logger().warning("target_events_interrupted", reason="event.time.malformed")
+                await asyncio.wait({left}, timeout=pause)
+            finally:
+                left.cancel()
+
+    async def _publish(self, volume_id: str, node: str, left: asyncio.Future[None]) -> float:
+        """Publish what `node` reports until the volume has left it; return the pause after it."""
+        request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
+        async with self._targets.stream(node) as (channel, renewed):
+            stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
+            async for message in until(stream, renewed, left):
+                self._events.publish(_event(volume_id, message))
+            return 0 if renewed.done() else _RETRY_SECONDS
+
+    def _report_lost(self, volume_id: str, error: UsageError) -> None:
+        self._events.report(
+            volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
+        )
 
 
 def _event(volume_id: str, message: storage_pb2.VolumeEvent) -> Event:

@@ -14,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -28,7 +28,7 @@ from sealane.errors import Error, UnavailableError, UsageError, reason_of
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 
 LOOK_SECONDS: Final = 5.0
-"""Pause between two looks at all targets."""
+"""Pause between two looks at a target."""
 ANSWER_SECONDS: Final = 5.0
 """How long a target may take to say how it is."""
 TARGET_SERVICES: Final = ("targets",)
@@ -37,11 +37,23 @@ _NAMED_MAX: Final = 10
 _BAD: Final = {TargetState.AWAY, TargetState.UNHEALTHY}
 
 
-@dataclass(slots=True)
 class Place:
     """The target that has a volume; another one when the volume's device has moved."""
 
-    node: str
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._moved = asyncio.Event()
+
+    def move(self, node: str) -> None:
+        """Name the target that has the volume from now on, and wake who waits in `left`."""
+        self.node = node
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def left(self, node: str) -> None:
+        """Wait until the volume is on another target than `node`."""
+        while self.node == node:
+            await self._moved.wait()
 
 
 class Targets:
@@ -56,7 +68,7 @@ class Targets:
     ) -> None:
         """Use targets at `addresses`, by their nodes.
 
-        `report` is called, after each look, with whether all of them are well.
+        `report` is called, after each look at one of them, with whether all are well.
         """
         self._addresses = dict(addresses)
         self._identity = identity
@@ -64,6 +76,7 @@ class Targets:
         self._views: dict[str, TargetView] = {}
         self._creating: dict[str, int] = {}
         self._leaving: Collection[str] = ()
+        self._changed = asyncio.Event()
 
     @property
     def nodes(self) -> Collection[str]:
@@ -118,12 +131,30 @@ class Targets:
             yield node
 
     async def keep_looked_at(self) -> None:
-        """Look at all targets periodically, until cancelled."""
-        while True:
-            views = await self._look_at(self.nodes)
-            if self._report is not None:
-                await self._report(not any(view.state in _BAD for view in views))
+        """Look at each target periodically, until cancelled; a silent one delays no other."""
+        looking: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._changed.clear()
+                looking = {node: task for node, task in looking.items() if not task.done()}
+                for node in [node for node in self.nodes if node not in looking]:
+                    looking[node] = tasks.create_task(
+                        self._keep_looking_at(node), name=f"look-at-{node}"
+                    )
+                await self._changed.wait()
+
+    async def _keep_looking_at(self, node: str) -> None:
+        while node in self._addresses:
+            await self._look(node)
+            await self._report_all()
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _report_all(self) -> None:
+        states = {view.state for view in self.views()}
+        is_well = not states & _BAD
+        # None is said to be well before it has been looked at.
+        if self._report is not None and not (is_well and TargetState.UNKNOWN in states):
+            await self._report(is_well)
 
     async def apply(
         self,
@@ -131,7 +162,7 @@ class Targets:
         *,
         volumes_of: Callable[[Collection[str]], Awaitable[Mapping[str, str]]],
     ) -> None:
-        """Take the targets of a changed configuration; all of them, or an error and none.
+        """Replace the configured targets. On an error, nothing changes.
 
         `volumes_of` returns the volumes on some targets, each with its target. UsageError
         `gateway.target.used` if a target is missing that still has volumes.
@@ -150,6 +181,7 @@ class Targets:
         self._views = {
             node: view for node, view in self._views.items() if addresses.get(node) == view.address
         }
+        self._changed.set()
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
         """Return how the targets are, for the metrics; called from their thread."""
@@ -197,7 +229,8 @@ class Targets:
         # One that didn't answer at the last look has the next one's time to be found again.
         asked = [node for node in staying if self.absence(node) is None] or staying
         looked = await self._look_at(asked)
-        able = [view for view in looked if view.state is TargetState.GOOD and view.has_place]
+        good = [view for view in looked if view.state is TargetState.GOOD]
+        able = [view for view in good if view.has_room_for_volume]
         if not able:
             raise UnavailableError(
                 "volume.target.none",
@@ -226,7 +259,9 @@ class Targets:
                 # A target of an earlier release serves, and says no more than that.
                 view = replace(view, state=TargetState.GOOD)
             else:
-                text = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
+                # The reason is kept apart.
+                said = str(error.args[0]) if isinstance(error, Error) else str(error)
+                text = said or f"no answer within {ANSWER_SECONDS:g} s"
                 view = replace(view, state=TargetState.AWAY, reason=reason, detail=text)
         else:
             view = replace(
@@ -235,7 +270,7 @@ class Targets:
                 free_bytes=found.free_bytes if found.HasField("free_bytes") else None,
                 capacity_bytes=found.capacity_bytes,
                 volumes=found.volumes,
-                has_place=found.volumes < found.volumes_max,
+                has_room_for_volume=found.volumes < found.volumes_max,
             )
         # Meanwhile a reload may have removed it, or changed its address.
         if self._addresses.get(node) == address:

@@ -44,6 +44,7 @@ from sealane.daemon.gateway.third_party import ThirdPartyStores
 from sealane.daemon.gateway.unflushed import Unflushed
 from sealane.daemon.node.drain import refuse_new
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.runtime.calls import parse_uuid
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.statistics import GatewayVolumeState, only_in
 from sealane.daemon.volume.events import EVENT_POLL_SECONDS, EventLog
@@ -115,6 +116,7 @@ class VolumeService:
             tenant=lambda: identity.subject.tenant,
         )
         self._changing: set[str] = set()
+        self._creating: set[uuid.UUID] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._supply = Supply(
             self._attached,
@@ -208,32 +210,49 @@ class VolumeService:
         Without `target_node`, the gateway chooses the target (`Targets.chosen`). A volume on a
         third party belongs to this gateway. A volume of mode "off" has no unwritten
         sectors: it is filled in the background, and can't be attached until that is done.
+        UsageError `volume.busy.state` while another call with this request id is in progress.
         """
-        place = VolumeMode.LOCAL if third_party else VolumeMode.REMOTE
-        if mode not in {"", place, VolumeMode.OFF}:
+        default_mode = VolumeMode.LOCAL if third_party else VolumeMode.REMOTE
+        if mode not in {"", default_mode, VolumeMode.OFF}:
             raise UsageError(
-                "volume.mode", f"volume mode {mode[:80]!r}; allowed here: {place}, {VolumeMode.OFF}"
+                "volume.mode",
+                f"volume mode {mode[:80]!r}; allowed here: {default_mode}, {VolumeMode.OFF}",
             )
+        own = self._identity.node
+        if third_party and target_node not in {"", own}:
+            raise UsageError(
+                "volume.target", f"target {target_node[:80]!r}; allowed: none with a third party"
+            )
+        request = parse_uuid(request_id, what="request id") if request_id else uuid.uuid4()
         register = partial(
             self._broker.register,
-            request_id=request_id or str(uuid.uuid4()),
+            request_id=str(request),
             display_name=display_name,
             size_bytes=size_bytes,
             mode=mode if mode == VolumeMode.OFF else VolumeMode.LOCAL if third_party else "",
             third_party=third_party,
             anchor=anchor,
         )
-        if not third_party:
+        with self._creation(request):
+            if third_party:
+                return await self._create(*await register(target_node=own))
             async with self._targets.chosen(target_node, size_bytes=size_bytes) as chosen:
                 return await self._create(
                     *await register(target_node=chosen, any_target=not target_node)
                 )
-        own = self._identity.node
-        if target_node not in {"", own}:
+
+    @contextlib.contextmanager
+    def _creation(self, request: uuid.UUID) -> Iterator[None]:
+        """Allow one call with a request id at a time: if the first fails, it removes the volume."""
+        if request in self._creating:
             raise UsageError(
-                "volume.target", f"target {target_node[:80]!r}; allowed: none with a third party"
+                "volume.busy.state", f"request {request} is still creating its volume: try again"
             )
-        return await self._create(*await register(target_node=own))
+        self._creating.add(request)
+        try:
+            yield
+        finally:
+            self._creating.discard(request)
 
     async def _create(
         self,
@@ -259,25 +278,25 @@ class VolumeService:
         return descriptor
 
     async def on_targets(self, nodes: Collection[str]) -> dict[str, str]:
-        """Return the tenant's volumes on these targets, and the attached ones, with their targets.
+        """Return the tenant's volumes on these targets, and those used here, with their targets.
 
-        By id, in the form `volumes/{uuid}`.
+        Used are the attached ones, those being attached, and those being reattached. By name, in
+        the form `volumes/{uuid}`.
         """
-        found: dict[str, str] = {}
+        on_them: list[broker_pb2.VolumeDescriptor] = []
         token, tenant = "", self.tenant
         while True:
             page, token = await self._broker.descriptors(page_size=0, page_token=token)
-            for descriptor in page:
-                volume_id = descriptor.volume_id
-                is_used = (
-                    descriptor.tenant == tenant
-                    or volume_id in self._attached
-                    or self.is_returning(volume_id)
-                )
-                if is_used and not descriptor.third_party and descriptor.target_node in nodes:
-                    found[f"volumes/{volume_id}"] = descriptor.target_node
+            on_them += [d for d in page if not d.third_party and d.target_node in nodes]
             if not token:
-                return found
+                break
+        # All at once, after the last wait: an attach may have begun meanwhile.
+        used = {*self._attached, *self._returning, *self._changing}
+        return {
+            f"volumes/{d.volume_id}": d.target_node
+            for d in on_them
+            if d.tenant == tenant or d.volume_id in used
+        }
 
     async def get(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return a volume's descriptor."""

@@ -22,6 +22,7 @@ from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import server_name, spiffe_id
 from sealane.daemon.node.call_proofs import CallProofs, ChannelProofs
 from sealane.daemon.runtime.clock import monotonic_ns
+from sealane.daemon.runtime.grpc_options import NO_PROXY
 from sealane.daemon.runtime.logs import CORRELATION_KEY
 from sealane.daemon.runtime.traces import passed_on
 from sealane.errors import UnavailableError
@@ -36,7 +37,7 @@ _RETRY_SECONDS: Final = 0.25
 
 # Separate connections: a new channel must not reuse the connection of the old one.
 OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
+    NO_PROXY,
     ("grpc.max_receive_message_length", 1 << 20),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -180,14 +181,19 @@ class Channels:
             before.checked_ns = self._now_ns()
             return before
         connection = self._opened(address, node, role, pins)
-        while not await _is_connected(connection.channel):
-            # The peer may have a new leaf; a failure for any other reason is reported by the call
-            # itself.
-            found = await self._pins(peer, node, role)
-            if found == connection.pins:
-                break
+        try:
+            while not await _is_connected(connection.channel):
+                # The peer may have a new leaf; a failure for any other reason is reported by the
+                # call itself.
+                found = await self._pins(peer, node, role)
+                if found == connection.pins:
+                    break
+                await self._close(connection)
+                connection = self._opened(address, node, role, found)
+        except BaseException:
+            # The caller didn't wait: nobody else knows this channel.
             await self._close(connection)
-            connection = self._opened(address, node, role, found)
+            raise
         peer.connection = connection
         await self._retire(before)
         return connection
@@ -285,15 +291,15 @@ def open_channel(
 
 
 async def until(
-    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", end: asyncio.Future[None]
+    stream: "grpc.aio.UnaryStreamCall[Any, _Message]", *ends: asyncio.Future[None]
 ) -> AsyncIterator[_Message]:
-    """Yield the messages of a response stream until it ends or `end` is done; ends the call."""
+    """Yield the messages of a stream until it or one of `ends` is over; ends the call."""
     messages = aiter(stream)
     following: asyncio.Future[_Message] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(messages))
-            either: set[asyncio.Future[Any]] = {following, end}
+            either: set[asyncio.Future[Any]] = {following, *ends}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 return

@@ -33,5 +33,5 @@ class TargetView:
     """Room for new volumes; None: it doesn't say."""
     capacity_bytes: int = 0
     volumes: int = 0
-    has_place: bool = True
+    has_room_for_volume: bool = True
     """Whether it has fewer volumes than it can have."""

@@ -60,7 +60,7 @@ _METHODS: Final = {
         "ReportTakeOver",
     ),
     "DeviceRegistry": ("InitializeDevice", "MoveDevice", "ForgetDevice"),
-    "Operator": ("RotateVolumeKey", "RotateEncryptionKey"),
+    "Operator": ("RotateVolumeKey", "RotateEncryptionKey", "ReplaceAuthority"),
     "Policies": ("ApplyPolicy",),
     "Membership": ("RevokeNode", "RestoreNode"),
 }

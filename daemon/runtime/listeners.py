@@ -3,8 +3,8 @@
 A listener that a daemon binds goes to systemd's file descriptor store (FDSTORE=1 of sd_notify(3)),
 under its configuration key. The next process is passed it (sd_listen_fds(3)), so hosts that connect
 in between wait in its backlog. Socket units pass listeners in the same way. A passed descriptor is
-used only if it is what the process would have bound itself; what isn't used is closed, here and in
-the store.
+used only if it is what the process would have bound itself; all others are ended before the first
+address is bound, here and in the store.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +27,10 @@ PASSED_MAX: Final = 64
 """Most descriptors that are looked at; the shipped unit's store holds eight."""
 BACKLOG: Final = 256
 """Connections that wait to be accepted; the kernel grants no more than net.core.somaxconn."""
+_SO_NETNS_COOKIE: Final = 71
+"""Of <asm-generic/socket.h>."""
+_DEVICE_BYTES_MAX: Final = 16
+"""IFNAMSIZ of <linux/if.h>."""
 
 Listen = Callable[[str, int], socket.socket]
 """Returns a non-blocking listener at an address and port; OSError if there can't be one."""
@@ -60,53 +64,58 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 class Listeners:
     """The listeners of one process, by configuration key."""
 
-    def __init__(self, notifier: Notifier, passed: Sequence[tuple[str, int]] = ()) -> None:
-        """Take names and numbers of `passed` descriptors; they are closed by `end_unclaimed`."""
+    def __init__(self, notifier: Notifier) -> None:
+        """Report what to keep and what to forget to the service manager of `notifier`."""
         self._notifier = notifier
-        self._passed = list(passed)
+        self._adopted: dict[str, int] = {}
+
+    def adopt(self, passed: Sequence[tuple[str, int]], configured: Mapping[str, str]) -> None:
+        """Take the passed descriptors that are configured listeners, and end all others.
+
+        `passed` are names and numbers, `configured` each key's address. To be called before
+        anything is bound: a listener that is ended may hold the address of another key.
+        """
+        refused = set()
+        for name, number in passed:
+            address = _bound_address(number)
+            try:
+                check_listener(number, configured.get(name))
+            except VerificationError as error:
+                get_logger().warning(
+                    "listener_refused",
+                    reason=error.reason,
+                    name=name,
+                    address=address,
+                    message=error.args[0],
+                )
+                _end(number)
+                refused.add(name)
+                continue
+            if name in self._adopted:
+                # Nothing else can listen there: the same socket, of a socket unit and the store.
+                os.close(number)
+            else:
+                self._adopted[name] = number
+        for name in refused:
+            # Forgets all descriptors of that name.
+            self._notifier.forget(name)
+            if name in self._adopted:
+                self._notifier.keep(name, self._adopted[name])
 
     def named(self, key: str) -> Listen:
         """Return what opens the listener of a configuration key: the passed one, or a new one."""
         return partial(self._listen, key)
 
-    def end_unclaimed(self) -> None:
-        """Close passed descriptors that no listener used, and have the store forget them."""
-        for name, number in self._passed:
-            os.close(number)
-            self._notifier.forget(name)
-            get_logger().warning("listener_dropped", name=name)
-        self._passed.clear()
-
     def _listen(self, key: str, host: str, port: int) -> socket.socket:
-        mine = [number for name, number in self._passed if name == key]
-        self._passed = [each for each in self._passed if each[0] != key]
-        adopted: socket.socket | None = None
-        was_refused = False
-        for number in mine:
-            try:
-                check_listener(number, host, port)
-            except VerificationError as error:
-                get_logger().warning(
-                    "listener_refused", reason=error.reason, name=key, message=error.args[0]
-                )
-                _end(number)
-                was_refused = True
-                continue
-            if adopted is None:
-                adopted = socket.socket(fileno=number)
-            else:
-                # Nothing else can listen there: the same socket, of a socket unit and the store.
-                os.close(number)
-        if was_refused:
-            # Forgets all descriptors of that name.
-            self._notifier.forget(key)
-        listening = listen_tcp(host, port) if adopted is None else adopted
-        if adopted is not None:
-            adopted.setblocking(False)
-            adopted.listen(BACKLOG)
-        if adopted is None or was_refused:
-            self._notifier.keep(key, listening)
-        return listening
+        number = self._adopted.pop(key, None)
+        if number is None:
+            listening = listen_tcp(host, port)
+            self._notifier.keep(key, listening.fileno())
+            return listening
+        adopted = socket.socket(fileno=number)
+        adopted.setblocking(False)
+        adopted.listen(BACKLOG)
+        return adopted
 
 
 def take_passed(environment: MutableMapping[str, str] = os.environ) -> list[tuple[str, int]]:
@@ -154,26 +163,54 @@ def _numbers(count: str) -> range:
     return numbers
 
 
-def check_listener(number: int, host: str, port: int) -> None:
-    """Check that a descriptor is the listener that `listen_tcp` would make.
+def check_listener(number: int, address: str | None) -> None:
+    """Check that a descriptor is the listener that `listen_tcp` would make at address:port.
 
-    Port 0 allows any port. VerificationError `listen.passed`.
+    Port 0 allows any port; without an address, none is allowed. VerificationError `listen.passed`.
     """
+    if address is None:
+        raise VerificationError("listen.passed", "the configuration has no listener of that name")
+    host, port = split_address(address)
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
-        raise _unlike("not a socket", host, port)
-    with socket.socket(fileno=os.dup(number)) as passed:
-        if passed.family != _family(host):
-            raise _unlike("of another address family", host, port)
+        raise _unlike("not a socket", address)
+    with socket.socket(fileno=os.dup(number)) as passed, socket.socket(_family(host)) as own:
+        if passed.family != own.family:
+            raise _unlike("of another address family", address)
         if (passed.type, passed.proto) != (socket.SOCK_STREAM, socket.IPPROTO_TCP):
-            raise _unlike("not a TCP socket", host, port)
+            raise _unlike("not a TCP socket", address)
         if not passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            raise _unlike("not listening", host, port)
+            raise _unlike("not listening", address)
         # Otherwise any process of this user could listen there, too, and get some of the hosts.
         if passed.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
-            raise _unlike("shared by SO_REUSEPORT", host, port)
+            raise _unlike("shared by SO_REUSEPORT", address)
+        # The service's network namespace may have changed: hosts of this one wouldn't reach it.
+        if _network_namespace(passed) != _network_namespace(own):
+            raise _unlike("of another network namespace", address)
+        if passed.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _DEVICE_BYTES_MAX):
+            raise _unlike("bound to a network device", address)
         bound = passed.getsockname()
         if _comparable(bound) != _comparable(_resolved(host, port or bound[1])):
-            raise _unlike(f"bound to {join_address(*bound[:2])}", host, port)
+            raise _unlike(f"bound to {join_address(*bound[:2])}", address)
+        # Bound to one address, every socket is.
+        if bound[0] == "::" and _is_ipv6_only(passed) != _is_ipv6_only(own):
+            raise _unlike("of another setting of IPV6_V6ONLY", address)
+
+
+def _network_namespace(of: socket.socket) -> bytes:
+    return of.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+
+
+def _is_ipv6_only(of: socket.socket) -> int:
+    return of.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+
+
+def _bound_address(number: int) -> str:
+    """Return what an Internet socket is bound to as address:port; otherwise an empty text."""
+    if stat.S_ISSOCK(os.fstat(number).st_mode):
+        with socket.socket(fileno=os.dup(number)) as passed:
+            if passed.family in (socket.AF_INET, socket.AF_INET6):
+                return join_address(*passed.getsockname()[:2])
+    return ""
 
 
 def _resolved(host: str, port: int) -> tuple[Any, ...]:
@@ -189,10 +226,10 @@ def _comparable(address: tuple[Any, ...]) -> tuple[object, ...]:
     return (ipaddress.ip_address(host.partition("%")[0]), port, *address[3:])
 
 
-def _unlike(fault: str, host: str, port: int) -> VerificationError:
+def _unlike(fault: str, address: str) -> VerificationError:
     return VerificationError(
         "listen.passed",
-        f"the passed descriptor is {fault}; allowed: a listener at {join_address(host, port)}",
+        f"the passed descriptor is {fault}; allowed: a listener at {address}",
     )
 
 
@@ -200,6 +237,7 @@ def _end(number: int) -> None:
     """Close a refused descriptor; a listener also stops listening, whoever else holds it.
 
     The store gives it up only when it has read our message, and the address may be needed at once.
+    A socket unit never gives it up: its hosts would connect, and wait for nobody.
     """
     if stat.S_ISSOCK(os.fstat(number).st_mode):
         with socket.socket(fileno=os.dup(number)) as refused, contextlib.suppress(OSError):

@@ -31,9 +31,9 @@ class Notifier:
         microseconds = round((drain_seconds + _STOP_SECONDS) * 1e6)
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}")
 
-    def keep(self, name: str, descriptor: socket.socket) -> None:
-        """Have a duplicate of a socket passed to the next process of this service, as `name`."""
-        self._send(f"FDSTORE=1\nFDNAME={name}", descriptor.fileno())
+    def keep(self, name: str, descriptor: int) -> None:
+        """Have a duplicate passed to the next process of this service, as `name`."""
+        self._send(f"FDSTORE=1\nFDNAME={name}", descriptor)
 
     def forget(self, name: str) -> None:
         """Have all stored descriptors of that name closed."""

@@ -18,14 +18,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from sealane import __version__
+from sealane.daemon.runtime.grpc_options import NO_PROXY
 from sealane.daemon.runtime.traces_config import TracesConfig
 
 EXPORT_SECONDS: Final = 2.0
 """Time limit for sending a batch."""
 QUEUE_MAX: Final = 2048
 """Spans that wait for the collector, or are being sent; further ones are lost."""
-_OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
-"""A proxy would be another machine."""
 
 
 class SpanExport:
@@ -91,7 +90,7 @@ class _Exporter(SpanExporter):
             insecure=not config.is_encrypted,
             credentials=grpc.ssl_channel_credentials(roots) if config.is_encrypted else None,
             timeout=EXPORT_SECONDS,
-            channel_options=_OPTIONS,  # type: ignore[arg-type]  # gRPC takes numbers as well
+            channel_options=(NO_PROXY,),  # type: ignore[arg-type]  # gRPC takes numbers as well
         )
         self._lost = lost
         self._changed = changed

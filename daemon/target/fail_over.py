@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from sealane.crypto.queue import GROUP_BYTES, GroupClaim
 from sealane.daemon.runtime.logs import get_logger
-from sealane.daemon.volume.failures import MOVED, STANDBY
+from sealane.daemon.volume.failures import MOVED, ROLLED_BACK, STANDBY
 from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.kinds import TakeOverCause
@@ -55,7 +55,7 @@ class Volume(Protocol):
         """Anchor the groups. After an error it is unknown whether they are."""
 
     def report(self, take_over: TakeOver) -> None:
-        """Have brokers record that a gateway was fenced and another one serves."""
+        """Have brokers record that another gateway serves, or that a loss was accepted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +73,10 @@ class _Group:
     is_changing: bool = False
     changed_at: float | None = None
     """When a gateway was last fenced."""
+    fenced: str = ""
+    """The gateway that served last, if nobody does since because `keep` has failed."""
+    accepts_loss: bool = False
+    """Whether a loss was accepted for a take-over in which `keep` has failed."""
 
     @property
     def is_durable(self) -> bool:
@@ -139,11 +143,19 @@ class FailOver:
     def require(self, key: Key, host_nqn: str, term: int) -> None:
         """Check that a gateway serves the group in this term.
 
-        VerificationError `queue.standby` if it doesn't; UnavailableError `queue.take_over.pending`.
+        VerificationError `queue.standby` if it doesn't, `volume.rolled_back` if no gateway can have
+        been let into this term; UnavailableError `queue.take_over.pending`.
         """
         group = self._groups.get(key)
         if group is not None and group.is_changing:
             raise UnavailableError(PENDING, "a take-over of the fail-over group is in progress")
+        if term > self.state(key)[0]:
+            # A gateway serves only in a term that is anchored, and terms grow.
+            raise VerificationError(
+                ROLLED_BACK,
+                f"the gateway served in term {term}, which is later than {self.state(key)[0]}, the "
+                "newest of the fail-over group: the target was rolled back to an older state",
+            )
         if group is None or (group.host_nqn, group.term) != (host_nqn, term):
             self._refusals += 1
             raise VerificationError(
@@ -220,38 +232,34 @@ class FailOver:
                 async with self._keeping:
                     # From here on the last gateway is out, whatever becomes of this take-over: it
                     # may be anchored although `keep` fails.
+                    group.fenced = before or group.fenced
+                    group.accepts_loss |= claim.accepts_loss
                     group.host_nqn, group.term = "", claim.term + 1
                     self._newest_term = max(self._newest_term, group.term)
                     await self._volume.keep(self._with(key, host_nqn))
                     group.host_nqn, group.is_of_now = host_nqn, True
+                    taken = _taken(key, group, claim)
+                    group.fenced, group.accepts_loss = "", False
             finally:
                 group.is_changing = False
-        cause = TakeOverCause.OPERATOR if claim.by_operator else TakeOverCause.HOST
-        if before not in {"", host_nqn}:
+        is_fence = taken.fenced not in {"", host_nqn}
+        if is_fence:
             group.changed_at = self._now()
-            self._volume.report(
-                TakeOver(
-                    tenant=key[0],
-                    group=key[1],
-                    host_nqn=host_nqn,
-                    fenced=before,
-                    term=group.term,
-                    cause=cause,
-                    accepts_loss=claim.accepts_loss,
-                )
-            )
+        if is_fence or taken.accepts_loss:
+            self._volume.report(taken)
         if before != host_nqn:
             self._take_overs += 1
+        if before != host_nqn or taken.accepts_loss:
             get_logger().warning(
                 "fail_over",
                 tenant=key[0],
                 gateway=host_nqn,
-                fenced=before,
-                term=group.term,
-                cause=cause,
-                accepts_loss=claim.accepts_loss,
+                fenced=taken.fenced,
+                term=taken.term,
+                cause=taken.cause,
+                accepts_loss=taken.accepts_loss,
             )
-        return group.term
+        return taken.term
 
     async def _release(self, key: Key, host_nqn: str, claim: GroupClaim) -> int:
         async with self._turns[key[0]]:
@@ -269,20 +277,21 @@ class FailOver:
             await self._volume.flush()
 
     def _check_term(self, key: Key, claim: GroupClaim) -> None:
-        if claim.term != self.state(key)[0]:
+        term = self.state(key)[0]
+        if claim.term != term:
             raise VerificationError(
-                MOVED, f"the claim is of term {claim.term}, and the group has a newer one"
+                MOVED, f"the claim is of term {claim.term}, and the group is in term {term}"
             )
 
     async def _claimed(self, key: Key, claim: GroupClaim) -> _Group:
         self._check_term(key, claim)
         group = self._groups.get(key)
         if group is None:
-            await self._make_room(key[0], accepts_loss=claim.accepts_loss)
+            await self._make_room(key[0], claim)
             group = self._groups[key] = _Group(term=self._newest_term)
         return group
 
-    async def _make_room(self, tenant: str, *, accepts_loss: bool) -> None:
+    async def _make_room(self, tenant: str, claim: GroupClaim) -> None:
         """Forget the tenant's oldest unused group if there are too many; it is fenced first."""
         mine = [
             (not each.is_durable, each.term, key)
@@ -293,11 +302,21 @@ class FailOver:
             return
         for may_lose, _, key in sorted(mine):
             unused = self._groups[key]
-            if (accepts_loss or not may_lose) and not self._volume.has_queues(unused.host_nqn):
-                get_logger().warning(
-                    "fail_over_group_forgotten", tenant=tenant, fenced=unused.host_nqn
-                )
+            is_allowed = claim.accepts_loss or not may_lose
+            if is_allowed and not self._volume.has_queues(unused.host_nqn):
                 await self._forget(key)
+                unused.fenced = unused.host_nqn or unused.fenced
+                unused.accepts_loss |= may_lose
+                unused.host_nqn = ""
+                ended = _taken(key, unused, claim)
+                get_logger().warning(
+                    "fail_over_group_forgotten",
+                    tenant=tenant,
+                    fenced=ended.fenced,
+                    accepts_loss=ended.accepts_loss,
+                )
+                if ended.accepts_loss:
+                    self._volume.report(ended)
                 return
         raise UnavailableError(
             "queue.group.limit",
@@ -335,6 +354,19 @@ class FailOver:
             if (each.tenant, each.group) == key:
                 each.host_nqn = host_nqn
         return kept
+
+
+def _taken(key: Key, group: _Group, claim: GroupClaim) -> TakeOver:
+    """Return what to report of the group: who serves it since `claim`, and who served before."""
+    return TakeOver(
+        tenant=key[0],
+        group=key[1],
+        host_nqn=group.host_nqn,
+        fenced=group.fenced,
+        term=group.term,
+        cause=TakeOverCause.OPERATOR if claim.by_operator else TakeOverCause.HOST,
+        accepts_loss=group.accepts_loss,
+    )
 
 
 def kept_with(signed: bytes, groups: storage_pb2.FailOverGroups) -> bytes:

@@ -1,5 +1,7 @@
 """Reports to the broker's audit log: what jobs found, and which gateways took over."""
 
+import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from sealane.errors import Error, UnavailableError
 
 WAITING_MAX: Final = 4096
 """Most reports that wait for a broker; later ones are only logged."""
+LAST_SECONDS: Final = 2.0
+"""Longest time that an orderly stop waits for a broker to answer the queued reports."""
 
 
 class Recorder(Protocol):
@@ -75,6 +79,12 @@ class Reports:
                 self._unrecorded(report, error.reason, str(error))
             if self._waiting.get(key) is report:
                 del self._waiting[key]
+
+    async def send_last(self) -> None:
+        """Send the queued reports before the process ends, if a broker answers soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self.send()
 
     def _add(self, key: Hashable, report: _Report) -> None:
         if key not in self._waiting and len(self._waiting) >= WAITING_MAX:

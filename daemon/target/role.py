@@ -80,6 +80,9 @@ async def start_target(config: TargetConfig, context: RoleContext) -> None:
         fresh_seconds=config.authorization_seconds,
     )
     reports = None if device is None else Reports(DeviceRecorder(client, device))
+    if reports is not None:
+        # When peers' calls have ended, and before the device is closed.
+        context.stack.push_async_callback(reports.send_last)
     service = StorageService(
         target,
         node=context.config.node.name,

@@ -3,7 +3,10 @@
 from typing import Final
 
 ROLLED_BACK: Final = "volume.rolled_back"
-"""A target's store lacks changes that were flushed by the last milestone it sent to the gateway."""
+"""A target's store lacks changes that were flushed by the last milestone it sent to the gateway.
+
+Or the target doesn't know the term in which the gateway serves its fail-over group.
+"""
 
 UNFLUSHED_LOST: Final = "volume.unflushed_lost"
 """Acknowledged, unflushed writes were lost: the gateway's process ended, then the target's."""

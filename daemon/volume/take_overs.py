@@ -7,7 +7,10 @@ from sealane.protocol.kinds import TakeOverCause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """A gateway, `host_nqn`, serves a group from `term` on; `fenced` served before."""
+    """A gateway, `host_nqn`, serves a group from `term` on; `fenced` served before.
+
+    `fenced` is empty if nobody did; `host_nqn` is empty if the group was forgotten in `term`.
+    """
 
     tenant: str
     group: bytes

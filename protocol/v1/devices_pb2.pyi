@@ -205,11 +205,11 @@ class ReportTakeOverRequest(message.Message):
     group: builtins.bytes
     """32 bytes"""
     host_nqn: builtins.str
-    """the gateway that serves now, at most 223 bytes"""
+    """The gateway that serves now, at most 223 bytes; empty: the group was forgotten."""
     fenced: builtins.str
-    """the gateway that served before, likewise"""
+    """the gateway that served before, likewise; empty: nobody"""
     term: builtins.int
-    """the new one"""
+    """the new one; of a forgotten group, its last one"""
     cause: builtins.str
     """"host" or "operator" """
     accepts_loss: builtins.bool

@@ -27,7 +27,7 @@ from sealane.protocol.v1 import broker_pb2 as sealane_dot_protocol_dot_v1_dot_br
 from sealane.protocol.v1 import storage_pb2 as sealane_dot_protocol_dot_v1_dot_storage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/volumes.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a sealane/protocol/v1/broker.proto\x1a!sealane/protocol/v1/storage.proto\"\x8f\x04\n\x06Volume\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btarget_node\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.sealane.v1.Volume.State\x12*\n\nattachment\x18\x06 \x01(\x0b\x32\x16.sealane.v1.Attachment\x12\x0c\n\x04mode\x18\x07 \x01(\t\x12\x11\n\tfreshness\x18\x08 \x01(\t\x12\x11\n\tkey_epoch\x18\t \x01(\r\x12\x13\n\x0bthird_party\x18\n \x01(\t\x12\x0e\n\x06\x63laims\x18\x0b \x03(\t\x12\x14\n\x0c\x66illed_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\'\n\x06shares\x18\x0e \x03(\x0b\x32\x17.sealane.v1.VolumeShare\x12\x11\n\tread_only\x18\x0f \x01(\x08\x12\x0e\n\x06\x61nchor\x18\x10 \x01(\t\x12&\n\x05store\x18\x11 \x01(\x0b\x32\x17.sealane.v1.StoreStatus\x12\x15\n\rstore_unknown\x18\x12 \x01(\t\"Y\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tAVAILABLE\x10\x01\x12\x0c\n\x08\x41TTACHED\x10\x02\x12\x0b\n\x07\x46ILLING\x10\x03\x12\x0f\n\x0bREATTACHING\x10\x04\"\x88\x02\n\nAttachment\x12\x0e\n\x06traddr\x18\x01 \x01(\t\x12\x0f\n\x07trsvcid\x18\x02 \x01(\r\x12\x15\n\rsubsystem_nqn\x18\x03 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x04 \x01(\r\x12\x10\n\x08host_nqn\x18\x05 \x01(\t\x12\x16\n\x0esectors_sealed\x18\x06 \x01(\x04\x12\x16\n\x0esectors_opened\x18\x07 \x01(\x04\x12\x15\n\rcounters_used\x18\x08 \x01(\x04\x12\x17\n\x0f\x63ounters_leased\x18\t \x01(\x04\x12\x10\n\x08refusals\x18\n \x01(\x04\x12\x15\n\rdhchap_secret\x18\x0b \x01(\t\x12\x11\n\tfail_over\x18\x0c \x01(\t\"\x9b\x01\n\x13\x43reateVolumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btarget_node\x18\x04 \x01(\t\x12\x13\n\x0bthird_party\x18\x05 \x01(\t\x12\x0c\n\x04mode\x18\x06 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x07 \x01(\t\"4\n\x10GetVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nwith_store\x18\x02 \x01(\x08\"O\n\x12ListVolumesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nwith_store\x18\x03 \x01(\x08\"S\n\x13ListVolumesResponse\x12#\n\x07volumes\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Volume\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x44\x65leteVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"q\n\x13\x41ttachVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08host_nqn\x18\x02 \x01(\t\x12\x12\n\nvia_traddr\x18\x03 \x01(\t\x12\x13\n\x0bvia_trsvcid\x18\x04 \x01(\r\x12\x11\n\tfail_over\x18\x05 \x01(\x08\":\n\x15TakeOverVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65pt_loss\x18\x02 \x01(\x08\"#\n\x13\x44\x65tachVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x12ShareVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05share\x18\x02 \x01(\x0b\x32\x17.sealane.v1.VolumeShare\"4\n\x14UnshareVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\"\n\x12WatchVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x15StartVolumeJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05start\x18\x02 \x01(\x0b\x32\x14.sealane.v1.JobStart\"M\n\x16\x43hangeVolumeJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x15.sealane.v1.JobChange\"7\n\x13ResizeVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"8\n\x12\x43loneVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t2\xef\x07\n\x07Volumes\x12\x43\n\x0c\x43reateVolume\x12\x1f.sealane.v1.CreateVolumeRequest\x1a\x12.sealane.v1.Volume\x12=\n\tGetVolume\x12\x1c.sealane.v1.GetVolumeRequest\x1a\x12.sealane.v1.Volume\x12N\n\x0bListVolumes\x12\x1e.sealane.v1.ListVolumesRequest\x1a\x1f.sealane.v1.ListVolumesResponse\x12G\n\x0c\x44\x65leteVolume\x12\x1f.sealane.v1.DeleteVolumeRequest\x1a\x16.google.protobuf.Empty\x12\x43\n\x0c\x41ttachVolume\x12\x1f.sealane.v1.AttachVolumeRequest\x1a\x12.sealane.v1.Volume\x12G\n\x0eTakeOverVolume\x12!.sealane.v1.TakeOverVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x43\n\x0c\x44\x65tachVolume\x12\x1f.sealane.v1.DetachVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x41\n\x0bShareVolume\x12\x1e.sealane.v1.ShareVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x45\n\rUnshareVolume\x12 .sealane.v1.UnshareVolumeRequest\x1a\x12.sealane.v1.Volume\x12H\n\x0bWatchVolume\x12\x1e.sealane.v1.WatchVolumeRequest\x1a\x17.sealane.v1.VolumeEvent0\x01\x12J\n\x0eStartVolumeJob\x12!.sealane.v1.StartVolumeJobRequest\x1a\x15.sealane.v1.VolumeJob\x12L\n\x0f\x43hangeVolumeJob\x12\".sealane.v1.ChangeVolumeJobRequest\x1a\x15.sealane.v1.VolumeJob\x12\x43\n\x0cResizeVolume\x12\x1f.sealane.v1.ResizeVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x41\n\x0b\x43loneVolume\x12\x1e.sealane.v1.CloneVolumeRequest\x1a\x12.sealane.v1.Volumeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/volumes.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a sealane/protocol/v1/broker.proto\x1a!sealane/protocol/v1/storage.proto\"\x8f\x04\n\x06Volume\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btarget_node\x18\x04 \x01(\t\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.sealane.v1.Volume.State\x12*\n\nattachment\x18\x06 \x01(\x0b\x32\x16.sealane.v1.Attachment\x12\x0c\n\x04mode\x18\x07 \x01(\t\x12\x11\n\tfreshness\x18\x08 \x01(\t\x12\x11\n\tkey_epoch\x18\t \x01(\r\x12\x13\n\x0bthird_party\x18\n \x01(\t\x12\x0e\n\x06\x63laims\x18\x0b \x03(\t\x12\x14\n\x0c\x66illed_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\'\n\x06shares\x18\x0e \x03(\x0b\x32\x17.sealane.v1.VolumeShare\x12\x11\n\tread_only\x18\x0f \x01(\x08\x12\x0e\n\x06\x61nchor\x18\x10 \x01(\t\x12&\n\x05store\x18\x11 \x01(\x0b\x32\x17.sealane.v1.StoreStatus\x12\x15\n\rstore_unknown\x18\x12 \x01(\t\"Y\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tAVAILABLE\x10\x01\x12\x0c\n\x08\x41TTACHED\x10\x02\x12\x0b\n\x07\x46ILLING\x10\x03\x12\x0f\n\x0bREATTACHING\x10\x04\"\xa1\x02\n\nAttachment\x12\x0e\n\x06traddr\x18\x01 \x01(\t\x12\x0f\n\x07trsvcid\x18\x02 \x01(\r\x12\x15\n\rsubsystem_nqn\x18\x03 \x01(\t\x12\x14\n\x0cnamespace_id\x18\x04 \x01(\r\x12\x10\n\x08host_nqn\x18\x05 \x01(\t\x12\x16\n\x0esectors_sealed\x18\x06 \x01(\x04\x12\x16\n\x0esectors_opened\x18\x07 \x01(\x04\x12\x15\n\rcounters_used\x18\x08 \x01(\x04\x12\x17\n\x0f\x63ounters_leased\x18\t \x01(\x04\x12\x10\n\x08refusals\x18\n \x01(\x04\x12\x15\n\rdhchap_secret\x18\x0b \x01(\t\x12\x11\n\tfail_over\x18\x0c \x01(\t\x12\x17\n\x0f\x66\x61il_over_group\x18\r \x01(\t\"\x9b\x01\n\x13\x43reateVolumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btarget_node\x18\x04 \x01(\t\x12\x13\n\x0bthird_party\x18\x05 \x01(\t\x12\x0c\n\x04mode\x18\x06 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x07 \x01(\t\"4\n\x10GetVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nwith_store\x18\x02 \x01(\x08\"O\n\x12ListVolumesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nwith_store\x18\x03 \x01(\x08\"S\n\x13ListVolumesResponse\x12#\n\x07volumes\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Volume\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x44\x65leteVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"q\n\x13\x41ttachVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08host_nqn\x18\x02 \x01(\t\x12\x12\n\nvia_traddr\x18\x03 \x01(\t\x12\x13\n\x0bvia_trsvcid\x18\x04 \x01(\r\x12\x11\n\tfail_over\x18\x05 \x01(\x08\":\n\x15TakeOverVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63\x63\x65pt_loss\x18\x02 \x01(\x08\"#\n\x13\x44\x65tachVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x12ShareVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05share\x18\x02 \x01(\x0b\x32\x17.sealane.v1.VolumeShare\"4\n\x14UnshareVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\"\n\x12WatchVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x15StartVolumeJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05start\x18\x02 \x01(\x0b\x32\x14.sealane.v1.JobStart\"M\n\x16\x43hangeVolumeJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x15.sealane.v1.JobChange\"7\n\x13ResizeVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"8\n\x12\x43loneVolumeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t2\xef\x07\n\x07Volumes\x12\x43\n\x0c\x43reateVolume\x12\x1f.sealane.v1.CreateVolumeRequest\x1a\x12.sealane.v1.Volume\x12=\n\tGetVolume\x12\x1c.sealane.v1.GetVolumeRequest\x1a\x12.sealane.v1.Volume\x12N\n\x0bListVolumes\x12\x1e.sealane.v1.ListVolumesRequest\x1a\x1f.sealane.v1.ListVolumesResponse\x12G\n\x0c\x44\x65leteVolume\x12\x1f.sealane.v1.DeleteVolumeRequest\x1a\x16.google.protobuf.Empty\x12\x43\n\x0c\x41ttachVolume\x12\x1f.sealane.v1.AttachVolumeRequest\x1a\x12.sealane.v1.Volume\x12G\n\x0eTakeOverVolume\x12!.sealane.v1.TakeOverVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x43\n\x0c\x44\x65tachVolume\x12\x1f.sealane.v1.DetachVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x41\n\x0bShareVolume\x12\x1e.sealane.v1.ShareVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x45\n\rUnshareVolume\x12 .sealane.v1.UnshareVolumeRequest\x1a\x12.sealane.v1.Volume\x12H\n\x0bWatchVolume\x12\x1e.sealane.v1.WatchVolumeRequest\x1a\x17.sealane.v1.VolumeEvent0\x01\x12J\n\x0eStartVolumeJob\x12!.sealane.v1.StartVolumeJobRequest\x1a\x15.sealane.v1.VolumeJob\x12L\n\x0f\x43hangeVolumeJob\x12\".sealane.v1.ChangeVolumeJobRequest\x1a\x15.sealane.v1.VolumeJob\x12\x43\n\x0cResizeVolume\x12\x1f.sealane.v1.ResizeVolumeRequest\x1a\x12.sealane.v1.Volume\x12\x41\n\x0b\x43loneVolume\x12\x1e.sealane.v1.CloneVolumeRequest\x1a\x12.sealane.v1.Volumeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,37 +39,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VOLUME_STATE']._serialized_start=586
   _globals['_VOLUME_STATE']._serialized_end=675
   _globals['_ATTACHMENT']._serialized_start=678
-  _globals['_ATTACHMENT']._serialized_end=942
-  _globals['_CREATEVOLUMEREQUEST']._serialized_start=945
-  _globals['_CREATEVOLUMEREQUEST']._serialized_end=1100
-  _globals['_GETVOLUMEREQUEST']._serialized_start=1102
-  _globals['_GETVOLUMEREQUEST']._serialized_end=1154
-  _globals['_LISTVOLUMESREQUEST']._serialized_start=1156
-  _globals['_LISTVOLUMESREQUEST']._serialized_end=1235
-  _globals['_LISTVOLUMESRESPONSE']._serialized_start=1237
-  _globals['_LISTVOLUMESRESPONSE']._serialized_end=1320
-  _globals['_DELETEVOLUMEREQUEST']._serialized_start=1322
-  _globals['_DELETEVOLUMEREQUEST']._serialized_end=1357
-  _globals['_ATTACHVOLUMEREQUEST']._serialized_start=1359
-  _globals['_ATTACHVOLUMEREQUEST']._serialized_end=1472
-  _globals['_TAKEOVERVOLUMEREQUEST']._serialized_start=1474
-  _globals['_TAKEOVERVOLUMEREQUEST']._serialized_end=1532
-  _globals['_DETACHVOLUMEREQUEST']._serialized_start=1534
-  _globals['_DETACHVOLUMEREQUEST']._serialized_end=1569
-  _globals['_SHAREVOLUMEREQUEST']._serialized_start=1571
-  _globals['_SHAREVOLUMEREQUEST']._serialized_end=1645
-  _globals['_UNSHAREVOLUMEREQUEST']._serialized_start=1647
-  _globals['_UNSHAREVOLUMEREQUEST']._serialized_end=1699
-  _globals['_WATCHVOLUMEREQUEST']._serialized_start=1701
-  _globals['_WATCHVOLUMEREQUEST']._serialized_end=1735
-  _globals['_STARTVOLUMEJOBREQUEST']._serialized_start=1737
-  _globals['_STARTVOLUMEJOBREQUEST']._serialized_end=1811
-  _globals['_CHANGEVOLUMEJOBREQUEST']._serialized_start=1813
-  _globals['_CHANGEVOLUMEJOBREQUEST']._serialized_end=1890
-  _globals['_RESIZEVOLUMEREQUEST']._serialized_start=1892
-  _globals['_RESIZEVOLUMEREQUEST']._serialized_end=1947
-  _globals['_CLONEVOLUMEREQUEST']._serialized_start=1949
-  _globals['_CLONEVOLUMEREQUEST']._serialized_end=2005
-  _globals['_VOLUMES']._serialized_start=2008
-  _globals['_VOLUMES']._serialized_end=3015
+  _globals['_ATTACHMENT']._serialized_end=967
+  _globals['_CREATEVOLUMEREQUEST']._serialized_start=970
+  _globals['_CREATEVOLUMEREQUEST']._serialized_end=1125
+  _globals['_GETVOLUMEREQUEST']._serialized_start=1127
+  _globals['_GETVOLUMEREQUEST']._serialized_end=1179
+  _globals['_LISTVOLUMESREQUEST']._serialized_start=1181
+  _globals['_LISTVOLUMESREQUEST']._serialized_end=1260
+  _globals['_LISTVOLUMESRESPONSE']._serialized_start=1262
+  _globals['_LISTVOLUMESRESPONSE']._serialized_end=1345
+  _globals['_DELETEVOLUMEREQUEST']._serialized_start=1347
+  _globals['_DELETEVOLUMEREQUEST']._serialized_end=1382
+  _globals['_ATTACHVOLUMEREQUEST']._serialized_start=1384
+  _globals['_ATTACHVOLUMEREQUEST']._serialized_end=1497
+  _globals['_TAKEOVERVOLUMEREQUEST']._serialized_start=1499
+  _globals['_TAKEOVERVOLUMEREQUEST']._serialized_end=1557
+  _globals['_DETACHVOLUMEREQUEST']._serialized_start=1559
+  _globals['_DETACHVOLUMEREQUEST']._serialized_end=1594
+  _globals['_SHAREVOLUMEREQUEST']._serialized_start=1596
+  _globals['_SHAREVOLUMEREQUEST']._serialized_end=1670
+  _globals['_UNSHAREVOLUMEREQUEST']._serialized_start=1672
+  _globals['_UNSHAREVOLUMEREQUEST']._serialized_end=1724
+  _globals['_WATCHVOLUMEREQUEST']._serialized_start=1726
+  _globals['_WATCHVOLUMEREQUEST']._serialized_end=1760
+  _globals['_STARTVOLUMEJOBREQUEST']._serialized_start=1762
+  _globals['_STARTVOLUMEJOBREQUEST']._serialized_end=1836
+  _globals['_CHANGEVOLUMEJOBREQUEST']._serialized_start=1838
+  _globals['_CHANGEVOLUMEJOBREQUEST']._serialized_end=1915
+  _globals['_RESIZEVOLUMEREQUEST']._serialized_start=1917
+  _globals['_RESIZEVOLUMEREQUEST']._serialized_end=1972
+  _globals['_CLONEVOLUMEREQUEST']._serialized_start=1974
+  _globals['_CLONEVOLUMEREQUEST']._serialized_end=2030
+  _globals['_VOLUMES']._serialized_start=2033
+  _globals['_VOLUMES']._serialized_end=3040
 # @@protoc_insertion_point(module_scope)

@@ -146,6 +146,7 @@ class Attachment(message.Message):
     REFUSALS_FIELD_NUMBER: builtins.int
     DHCHAP_SECRET_FIELD_NUMBER: builtins.int
     FAIL_OVER_FIELD_NUMBER: builtins.int
+    FAIL_OVER_GROUP_FIELD_NUMBER: builtins.int
     traddr: builtins.str
     trsvcid: builtins.int
     subsystem_nqn: builtins.str
@@ -164,6 +165,10 @@ class Attachment(message.Message):
     """
     fail_over: builtins.str
     """"active" or "standby"; empty: not in a fail-over group"""
+    fail_over_group: builtins.str
+    """Identifies the group at the target, which fences only gateways of the same one: those of one
+    tenant that serve the volume to one host. Empty: not in a group.
+    """
     def __init__(
         self,
         *,
@@ -179,10 +184,11 @@ class Attachment(message.Message):
         refusals: builtins.int = ...,
         dhchap_secret: builtins.str = ...,
         fail_over: builtins.str = ...,
+        fail_over_group: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["counters_leased", b"counters_leased", "counters_used", b"counters_used", "dhchap_secret", b"dhchap_secret", "fail_over", b"fail_over", "host_nqn", b"host_nqn", "namespace_id", b"namespace_id", "refusals", b"refusals", "sectors_opened", b"sectors_opened", "sectors_sealed", b"sectors_sealed", "subsystem_nqn", b"subsystem_nqn", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["counters_leased", b"counters_leased", "counters_used", b"counters_used", "dhchap_secret", b"dhchap_secret", "fail_over", b"fail_over", "fail_over_group", b"fail_over_group", "host_nqn", b"host_nqn", "namespace_id", b"namespace_id", "refusals", b"refusals", "sectors_opened", b"sectors_opened", "sectors_sealed", b"sectors_sealed", "subsystem_nqn", b"subsystem_nqn", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

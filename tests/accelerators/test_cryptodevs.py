@@ -1,8 +1,11 @@
 """A gateway whose card is a crypto device of DPDK: real daemons, a real engine, no huge pages."""
 
 import asyncio
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,19 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not DRIVER, reason="no driver of DPDK's devices: make test-accelerators"),
 ]
+
+
+@pytest.mark.parametrize("name", CRYPTODEVS)
+def test_a_device_conforms(name: str) -> None:
+    subprocess.run(
+        [
+            *("cargo", "test", "--locked", "--quiet", "--package=sealane-dpu"),
+            *("--test=conformance", "another_card", "--", "--ignored"),
+        ],
+        cwd=Path(__file__).parents[2] / "native",
+        env={**os.environ, "SEALANE_CARD": " ".join(arguments(name))},
+        check=True,
+    )
 
 
 @pytest.fixture(scope="module", params=CRYPTODEVS)

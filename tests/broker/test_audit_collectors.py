@@ -10,15 +10,18 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 
 from broker.audit_logs import KEY, SMALL, opened
 from broker.test_audit_forward import FORWARDED, _certificate, fill, until
 from sealane.crypto.audit import Record, verify_log
-from sealane.daemon.broker import audit_forward
+from sealane.daemon.broker import audit_forward, audit_otlp, audit_syslog
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.audit_forward import AuditForwarder
+from sealane.daemon.broker.audit_otlp import Otlp
 from sealane.daemon.config import AuditForwardConfig
+from sealane.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -126,15 +129,21 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
         self.requests: list[Any] = []
         self.metadata: dict[str, Any] = {}
         self.refused = 0
+        self.refused_number = 0
+        self.message = ""
 
     async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
         answer = logs_service_pb2.ExportLogsServiceResponse()
-        answer.partial_success.rejected_log_records = self.refused
+        records = request.resource_logs[0].scope_logs[0].log_records
+        lines = [record.body.string_value.encode() for record in records]
+        taken = [line for line in lines if Record.decode(line).sequence != self.refused_number]
+        refused = self.refused or len(lines) - len(taken)
+        answer.partial_success.rejected_log_records = refused
+        answer.partial_success.error_message = self.message
         if not self.refused:
-            records = request.resource_logs[0].scope_logs[0].log_records
-            self.lines += [record.body.string_value.encode() for record in records]
+            self.lines += taken
         return answer
 
 
@@ -205,3 +214,148 @@ async def test_only_a_collector_of_the_authority_gets_records(
                 await until(lambda: forwarder._is_away)
     assert bool(logs.lines) is is_trusted
     await log.close()
+
+
+async def test_records_before_one_that_is_always_refused_arrive(tmp_path: Path) -> None:
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, 300)
+    async with _collecting() as (logs, port):
+        logs.refused_number = 201
+        logs.message = "too\nold" + 1000 * "!"
+
+        def last_sizes() -> list[int]:
+            latest = logs.requests[-3:]
+            return [len(each.resource_logs[0].scope_logs[0].log_records) for each in latest]
+
+        with structlog.testing.capture_logs() as lines:
+            async with _forwarding(log, tmp_path, f"http://127.0.0.1:{port}"):
+                # Nothing before it is repeated for ever, and it isn't left out.
+                await until(lambda: last_sizes() == [1, 1, 1])
+                assert log.forwarded == 200
+                logs.refused_number = 0
+                await until(lambda: log.forwarded == log.head.sequence)
+    said = [line for line in lines if line["event"] == "audit_forward_lost"]
+    assert said[-1]["forwarded"] == 200
+    assert "the collector refused 1 of " in said[-1]["message"]
+    assert " records: too?old!" in said[-1]["message"]
+    assert len(said[-1]["message"]) < 400
+    await log.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+async def test_a_slow_local_syslog_gets_each_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """The whole takes longer than the time limit, which is for each record."""
+    monkeypatch.setattr(audit_syslog, "SEND_SECONDS", 0.5)
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, _queue_max() + 12 * at_once)
+    taken: list[bytes] = []
+    with _syslog(tmp_path / "log") as server:
+        async with _forwarding(log, tmp_path, str(tmp_path / "log")) as forwarder:
+            while log.forwarded < log.head.sequence:
+                await asyncio.sleep(0.1)
+                for _ in range(at_once):
+                    with contextlib.suppress(BlockingIOError):
+                        taken.append(re.split(b" (?={)", server.recv(65536), maxsplit=1)[1])
+            assert not forwarder._is_away
+        taken.extend(line for _, line in _taken(server))
+    assert verify_log(taken, signer=KEY.public_key()).head == log.head
+    await log.close()
+
+
+class _Malformed(grpc.GenericRpcHandler):
+    """Answers each call with bytes that are no message."""
+
+    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def answer(
+            _request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> bytes:
+            return b"\xff"
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+async def test_an_answer_that_is_no_message_is_a_collector_that_is_away(tmp_path: Path) -> None:
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Malformed(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder:
+        await until(lambda: forwarder._is_away)
+        assert log.forwarded == 0
+    await server.stop(None)
+    await log.close()
+
+
+async def test_a_call_that_grpc_refuses_is_a_collector_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if a check of headers missed one.
+    monkeypatch.setattr(audit_otlp, "_headers", lambda _: [("x-token-bin", "abc")])
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    async with (
+        _collecting() as (logs, port),
+        _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder,
+    ):
+        await until(lambda: forwarder._is_away)
+    assert not logs.requests
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "authorization=Bearer%0Aabc",
+        "x-token=%C3%A9",
+        "x-token=é",
+        "x%20token=abc",
+        "x token=abc",
+        "x-token-bin=abc",
+        ":authority=abc",
+        "=abc",
+        "abc",
+        "x-token=t,abc%7F=secret",
+    ],
+)
+def test_headers_that_can_not_be_sent_are_refused(
+    monkeypatch: pytest.MonkeyPatch, headers: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    with pytest.raises(UsageError) as caught:
+        Otlp("http://127.0.0.1:4317", None, node="b1")
+    assert caught.value.reason == "config.value"
+    assert "secret" not in str(caught.value)
+
+
+def test_headers_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", " Authorization = Basic%20YTpi==,, x.y=1,")
+    sent = Otlp("http://127.0.0.1:4317", None, node="b1")._headers
+    assert sent == (("authorization", "Basic YTpi=="), ("x.y", "1"))
+
+
+async def test_records_go_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing listens there.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    log = await opened(tmp_path, SMALL, FORWARDED)
+    await fill(log, 5)
+    async with (
+        _collecting() as (_, port),
+        _forwarding(log, tmp_path, f"http://127.0.0.1:{port}") as forwarder,
+    ):
+        await until(lambda: forwarder._is_away or log.forwarded == log.head.sequence)
+        assert not forwarder._is_away
+    await log.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x", b"\xff"])
+def test_file_without_certificates_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "ca").write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        Otlp("https://127.0.0.1:4317", str(tmp_path / "ca"), node="b1")
+    assert caught.value.reason == ("config.unreadable" if content is None else "config.value")

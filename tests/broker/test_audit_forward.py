@@ -22,6 +22,7 @@ from patience import PATIENCE_SECONDS
 from sealane.crypto.audit import GENESIS, Record, verify_log
 from sealane.daemon.broker import audit_forward, audit_syslog
 from sealane.daemon.broker.audit import AuditLog
+from sealane.daemon.broker.audit_collector import SendRecords
 from sealane.daemon.broker.audit_forward import AuditForwarder
 from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.audit_source import AuditSource
@@ -31,6 +32,10 @@ from sealane.daemon.runtime.config_types import peer_address
 from sealane.errors import UsageError, VerificationError
 
 FORWARDED = Retention(is_forwarded=True)
+LINE = (
+    b'{"detail":{},"kind":"k","outcome":"done","previous":"","reason":"","sequence":1,'
+    b'"subject":"s","time":"2026-11-01T00:00:00.000000+00:00"}'
+)
 
 
 @pytest.fixture(autouse=True)
@@ -125,13 +130,9 @@ async def test_collector_gets_a_log_that_verifies(tmp_path: Path) -> None:
 
 
 def test_length_counts_octets() -> None:
-    line = (
-        b'{"detail":{},"kind":"k","outcome":"done","previous":"","reason":"","sequence":1,'
-        b'"subject":"s","time":"2026-11-01T00:00:00.000000+00:00"}'
-    )
-    length, _, message = syslog_message(line, node="n").partition(b" ")
+    length, _, message = syslog_message(LINE, node="n").partition(b" ")
     assert int(length) == len(message)
-    assert message == b"<110>1 2026-11-01T00:00:00.000000+00:00 n sealaned - k - " + line
+    assert message == b"<110>1 2026-11-01T00:00:00.000000+00:00 n sealaned - k - " + LINE
 
 
 async def test_nothing_waits_for_a_collector_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -197,9 +198,9 @@ async def test_attempts_without_a_collector_read_the_log_once(
     assert read == 20
     # What was read but didn't arrive is read again.
     await fill(log, 1)
-    source.read()
+    source.read(1 << 20)
     assert source.rewind() == position
-    assert source.read() != []
+    assert source.read(1 << 20) != []
     source.close()
     await log.close()
 
@@ -270,6 +271,65 @@ async def test_record_counts_once_the_collector_has_acknowledged_it(tmp_path: Pa
             assert not task.done()
             peer.close()
         await log.close()
+
+
+async def test_collector_slower_than_a_batch_gets_all_in_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, 100)
+    config = AuditForwardConfig(address="127.0.0.1:6514")
+    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
+    sizes: list[int] = []
+
+    async def send(lines: list[bytes]) -> None:
+        sizes.append(len(lines))
+        if len(lines) > 10:
+            raise TimeoutError
+
+    @contextlib.asynccontextmanager
+    async def connect() -> AsyncIterator[SendRecords]:
+        yield send
+
+    monkeypatch.setattr(forwarder, "_collector", SimpleNamespace(connect=connect))
+    # What it takes at all it takes slowly: no larger batch follows.
+    monkeypatch.setattr(audit_forward, "BRISK_SECONDS", 0)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(forwarder.run())
+        await until(lambda: log.forwarded == log.head.sequence)
+        task.cancel()
+    late = [size for size in sizes if size > 10]
+    assert sizes[: len(late)] == late == sorted(late, reverse=True)
+    assert sum(sizes) - sum(late) == log.head.sequence
+    await log.close()
+
+
+async def test_batches_grow_again(tmp_path: Path) -> None:
+    collector = Collector()
+    port = await collector.listen()
+    log = await opened(tmp_path, None, FORWARDED)
+    await fill(log, 50)
+    config = AuditForwardConfig(address=f"127.0.0.1:{port}")
+    forwarder = AuditForwarder(log, config, node="b1", position=tmp_path / "audit.forwarded")
+    forwarder._batch_bytes = 1
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(forwarder.run())
+        await forwarded(log, collector)
+        task.cancel()
+    assert forwarder._batch_bytes > 1 << 10
+    await log.close()
+    await collector.close()
+
+
+async def test_tcp_collector_that_takes_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(audit_syslog, "SEND_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        collector = SyslogTcp(f"127.0.0.1:{server.getsockname()[1]}", None, node="n")
+        async with collector.connect() as send, asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(TimeoutError, match=r"^$"):
+                await send([LINE] * 100_000)
 
 
 async def test_log_that_was_changed_is_not_forwarded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -279,3 +280,31 @@ def test_a_row_that_comes_or_goes_leaves_a_gap() -> None:
     assert made["Packets lost"].lines == {"a": [50, None], "b": [None, None]}
     assert made["Messages sent"].lines == {"a": [8, None], "b": [None, 8]}
     assert made["Memory"].lines == {"daemon": [1, 1]}
+
+
+async def test_a_daemon_that_fails_is_a_paragraph_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def made(*_: Any, is_first: bool) -> tuple[NodeStatus, int, list[str]]:
+        assert is_first
+        return STATUS, 3, ["<p>the first</p>"]
+
+    monkeypatch.setattr(report, "_daemon_report", made)
+    away = str(tmp_path / "away")
+    options = argparse.Namespace(
+        file=tmp_path / "r.html",
+        also=[away, away],
+        socket=str(tmp_path / "own"),
+        every=None,
+        overwrite=False,
+        interval=1,
+        seconds=3,
+        is_endless=False,
+    )
+    shown: list[Any] = []
+    output = SimpleNamespace(show_one=shown.append)
+    await report.report(None, options, output)  # type: ignore[arg-type]
+    text = read((tmp_path / "r.html").read_text()).text
+    assert "the first" in text
+    assert text.count(f"daemon {away}: {away}: no sealaned answers there") == 1
+    assert shown[0]["samples"] == 3

@@ -670,3 +670,24 @@ def test_a_file_of_another_user_does_not_say_who_may_be_a_job(tmp_path: Path) ->
     with pytest.raises(UsageError) as foreign:
         load_config(path)
     assert foreign.value.reason == "config.writable"
+
+
+def test_listeners_that_are_kept_over_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    target = '[target]\nstore = "memory"\nlisten = "127.0.0.1:1"\n'
+    file.write_text(NODE + ENROLMENT + target)
+    assert load_config(file).kept_listeners == {"target.listen": "127.0.0.1:1"}
+    file.write_text(
+        NODE
+        + ENROLMENT
+        + target
+        + 'discovery_listen = "127.0.0.1:2"\n[gateway]\nlisten = "127.0.0.1:3"\n'
+        + 'target_node = "t"\ntarget_address = "h:3"\n'
+        + '[metrics]\nlisten = "127.0.0.1:4"\n'
+    )
+    assert load_config(file).kept_listeners == {
+        "target.listen": "127.0.0.1:1",
+        "target.discovery_listen": "127.0.0.1:2",
+        "gateway.listen": "127.0.0.1:3",
+        "metrics.listen": "127.0.0.1:4",
+    }

@@ -33,8 +33,9 @@ MIB = 1 << 20
 SECTOR = 4096
 WRITES = 16
 """Sectors that the host writes at a time."""
-CLIENT_SECONDS = 20.0
-"""How long a client's write may take when its gateway freezes: its keep-alive time-out as well."""
+CLIENT_SECONDS = 11.5
+"""How long a client's write may take when its gateway freezes: 7.5 s until its keep-alive is
+unanswered, then the other path and its take-over."""
 TAKE_OVER_SECONDS = 3.0
 """How long a write over the standby may take, take-over included (docs/operate/fail-over.md)."""
 
@@ -361,3 +362,16 @@ async def test_an_operator_takes_over_without_a_host(cluster: Cluster, pair: Pai
     assert records[0]["subject"] == "spiffe://sealane/target/s"
     ends = (records[0]["detail"]["fenced"], records[0]["detail"]["gateway"])
     assert ends == (gateway_nqn("g"), gateway_nqn("h"))
+
+
+async def test_a_target_that_stops_reports_its_last_take_over_before(
+    cluster: Cluster, pair: Pair
+) -> None:
+    for client in (pair.first, pair.second):
+        await client.volumes.take_over(pair.on_first.name)
+    await asyncio.to_thread(cluster.target.stop)
+    try:
+        (record,) = await recorded_take_overs(cluster, pair.on_first)
+    finally:
+        cluster.target = await asyncio.to_thread(cluster.start_target)
+    assert record["detail"]["fenced"] == gateway_nqn("g")

@@ -180,8 +180,34 @@ def test_a_changed_configuration_keeps_no_old_listener(site: Site, manager: Serv
         with socket.create_connection(address_of(discovery)):
             pass
         events = [line["event"] for line in changed.log_lines()]
-        assert events.count("listener_refused") == 2
-        assert events.count("listener_dropped") == 1
+        assert events.count("listener_refused") == 3
+
+
+def test_addresses_change_places(site: Site, manager: ServiceManager) -> None:
+    target, discovery, metrics = addresses_of_our_own(3)
+    with manager.running(write(site, target, discovery, metrics)):
+        assert {*manager.names} == KEYS
+    with manager.running(write(site, discovery, target, metrics)) as changed:
+        assert (changed.addresses["target"], changed.addresses["discovery"]) == (discovery, target)
+        assert {*manager.names} == KEYS
+        refused = [e for e in changed.log_lines() if e["event"] == "listener_refused"]
+        assert {str(line["address"]) for line in refused} == {target, discovery}
+    # One takes the address of another that is no longer configured.
+    with manager.running(write(site, metrics, target, None)) as changed:
+        assert changed.addresses["target"] == metrics
+        assert sorted(manager.names) == sorted(KEYS - {"metrics.listen"})
+
+
+def test_a_socket_unit_with_another_keys_name_does_not_keep_the_daemon_from_its_address(
+    site: Site, manager: ServiceManager
+) -> None:
+    target, discovery, metrics = addresses_of_our_own(3)
+    with socket.create_server(address_of(target)) as unit:
+        manager.add("gateway.listen", os.dup(unit.fileno()))
+        with manager.running(write(site, target, discovery, metrics)) as started:
+            assert started.addresses["target"] == target
+            (line,) = [each for each in started.log_lines() if each["event"] == "listener_refused"]
+            assert (line["name"], line["address"]) == ("gateway.listen", target)
 
 
 def test_a_passed_listener_of_another_port_does_not_keep_the_daemon_from_its_own(

@@ -62,7 +62,13 @@ class _Answers:
         self.commands = 0
 
     async def submit(
-        self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
+        self,
+        entry: bytes,
+        *,
+        data: bytes = b"",
+        room: int = 0,
+        is_bounded: bool = True,
+        **_: float,
     ) -> tuple[bytes, int]:
         assert len(entry) == 64
         assert is_bounded or not data

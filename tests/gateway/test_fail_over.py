@@ -46,6 +46,14 @@ def test_it_claims_the_next_term_and_then_its_own() -> None:
     assert made.state == "standby"
 
 
+def test_each_tenant_has_groups_of_its_own() -> None:
+    volume_id = uuid4()
+    one, same = (GroupMember(volume_id=volume_id, host_nqn="nqn.host") for _ in range(2))
+    other = GroupMember(volume_id=volume_id, host_nqn="nqn.other")
+    assert one.group_of("acme") == same.group_of("acme")
+    assert one.group_of("acme") not in {one.group_of("umbrella"), other.group_of("acme")}
+
+
 def test_what_it_acknowledged_last_counts_unless_another_gateway_served_since() -> None:
     own, other = member(serves=OWN), member(serves="nqn.h")
     for each in (own, other):

@@ -59,7 +59,7 @@ async def test_volume_of_mode_off_is_filled_before_it_can_be_attached(
     shown = await _get(world, volume_id)
     assert (shown.state, shown.filled_bytes) == (volumes_pb2.Volume.FILLING, 8 << 20)
     assert world.volumes.statistics() == {
-        (volume_id, "off"): {"state_filling": 1, "size_bytes": shown.size_bytes}
+        (volume_id, "off", "s"): {"state_filling": 1, "size_bytes": shown.size_bytes}
     }
     with pytest.raises(UsageError) as caught:
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())

@@ -97,7 +97,7 @@ async def test_while_it_is_on_its_way_back_it_is_attached_to_everybody_else(worl
     await world.start_gateway()
     # No call to the broker has completed since.
     assert world.volumes.is_returning(volume_id)
-    assert world.volumes.statistics() == {(volume_id, ""): {"state_reattaching": 1}}
+    assert world.volumes.statistics() == {(volume_id, "", ""): {"state_reattaching": 1}}
     assert world.gateway.expected == {volume_id}
     for call in (
         world.volumes.attach(volume_id, host_nqn=HOST, via=Via()),

@@ -302,14 +302,27 @@ async def test_a_reader_follows_key_epochs_without_a_lease(world: World) -> None
 async def test_a_volume_whose_device_has_moved_is_followed_to_its_new_target(world: World) -> None:
     attached = world.attached[VOLUME]
     assert attached.target == "s"
-    with world.events.subscribed(VOLUME) as events:
+    place = attached.back_end.place
+    assert place is not None
+    with world.events.subscribed(VOLUME) as subscribed:
+        events = aiter(subscribed)
         async with world.supplied():
             world.broker.target = "s2"
-            await until(lambda: attached.target == "s2")
-            event = await anext(aiter(events))
-            # There it can't be reached.
+            event = await anext(events)
+            assert (event.kind, event.detail) == ("target_changed", "s to s2")
+            assert (attached.target, attached.descriptor.target_node) == ("s2", "s2")
+            # There it can't be reached; it is reported once, whatever else changes.
             world.broker.target = "s3"
+            event = await anext(events)
+            assert (event.kind, event.reason) == ("target_unknown", "volume.target.unknown")
+            assert "'s3'" in event.detail
+            assert "gateway.targets" in event.detail
             questions = world.broker.questions
             await until(lambda: world.broker.questions > questions + 2)
-    assert (event.kind, event.detail) == ("target_changed", "s to s2")
-    assert attached.target == "s2"
+            world.broker.newest = 2
+            assert (await anext(events)).kind == "key_epoch"
+            assert (place.node, attached.target) == ("s2", "s2")
+            world.broker.target = "s"
+            event = await anext(events)
+            assert (event.kind, event.detail) == ("target_changed", "s2 to s")
+    assert (place.node, attached.target) == ("s", "s")

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon.gateway import targets as module
 from sealane.daemon.gateway.targets import Targets
 from sealane.daemon.node.target_view import TargetState
@@ -26,7 +27,9 @@ def status(free: int | None = GIB, **fields: Any) -> storage_pb2.TargetStatus:
 class Fleet:
     """Targets by node: what each answers, or how the call fails."""
 
-    answers: dict[str, storage_pb2.TargetStatus | Exception] = field(default_factory=dict)
+    answers: dict[str, storage_pb2.TargetStatus | Exception | None] = field(default_factory=dict)
+    """None: nothing, until `go_on` is set."""
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[str] = field(default_factory=list)
     reported: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
 
@@ -59,6 +62,9 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
         ) -> storage_pb2.TargetStatus:
             made.asked.append(self.node)
             answer = made.answers[self.node]
+            if answer is None:
+                await made.go_on.wait()
+                return status()
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -112,6 +118,7 @@ async def test_a_volume_that_no_target_takes_is_refused_with_each_one_s_reason(
     assert caught.value.reason == "volume.target.none"
     for text in ("a: connection refused", "b: it is draining", "c: it has as many volumes"):
         assert text in str(caught.value)
+    assert str(caught.value).count("[") == 1, "a reason id of its own only"
 
 
 async def test_a_single_target_and_a_named_one_are_not_asked(fleet: Fleet) -> None:
@@ -152,7 +159,8 @@ async def test_looks_report_what_is_away_until_it_is_back(
     assert {view.state for view in made.views()} == {TargetState.UNKNOWN}
     looking = asyncio.ensure_future(made.keep_looked_at())
     try:
-        assert not await fleet.reported.get()
+        while TargetState.UNKNOWN in {view.state for view in made.views()}:
+            assert not await fleet.reported.get()
         states = [str(view.state) for view in made.views()]
         assert states == ["away", "unhealthy", "draining", "good"]
         absence = made.absence("a")
@@ -165,6 +173,58 @@ async def test_looks_report_what_is_away_until_it_is_back(
         while not await fleet.reported.get():
             pass
         assert made.absence("a") is None
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+
+
+async def test_a_silent_target_delays_no_look_at_another(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", PATIENCE_SECONDS)
+    fleet.answers = {"a": None, "b": status()}
+    made = fleet.targets()
+    looking = asyncio.ensure_future(made.keep_looked_at())
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while fleet.asked.count("b") < 3:  # noqa: ASYNC110 - no event announces it
+                await asyncio.sleep(0)
+            assert fleet.asked.count("a") == 1
+            assert fleet.reported.empty(), "how `a` is isn't known yet"
+            # A target that a reload adds is looked at, too.
+            fleet.answers["c"] = status(healthy=False)
+            await made.apply({n: f"{n}:1" for n in "abc"}, volumes_of=Volumes().on)
+            assert not await fleet.reported.get()
+            await made.apply({n: f"{n}:1" for n in "ab"}, volumes_of=Volumes().on)
+            fleet.go_on.set()
+            while not await fleet.reported.get():
+                pass
+            fleet.asked.clear()
+            while fleet.asked.count("b") < 3:  # noqa: ASYNC110 - no event announces it
+                await asyncio.sleep(0)
+            assert "c" not in fleet.asked
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+
+
+async def test_an_answer_from_the_address_before_a_reload_says_nothing(fleet: Fleet) -> None:
+    fleet.answers = {"a": None}
+    made = fleet.targets()
+    looking = asyncio.ensure_future(made.keep_looked_at())
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not fleet.asked:  # noqa: ASYNC110 - no event announces it
+                await asyncio.sleep(0)
+            await made.apply({"a": "elsewhere:1"}, volumes_of=Volumes().on)
+            fleet.go_on.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        [view] = made.views()
+        assert (view.address, view.state) == ("elsewhere:1", TargetState.UNKNOWN)
     finally:
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):

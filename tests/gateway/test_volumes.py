@@ -276,6 +276,34 @@ async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     assert await world.volumes.list(page_size=0, page_token="") == ([], "")
 
 
+async def test_a_retry_waits_for_the_first_call_to_fail_or_succeed(world: World) -> None:
+    request_id = str(uuid.uuid4())
+    started, go_on = asyncio.Event(), asyncio.Event()
+    really_create = world.target.create_volume
+
+    async def fail(volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
+        started.set()
+        await go_on.wait()
+        raise UnavailableError("store.full", "no room")
+
+    world.target.create_volume = fail  # type: ignore[method-assign]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        first = asyncio.ensure_future(create(world, request_id))
+        await started.wait()
+        world.target.create_volume = really_create  # type: ignore[method-assign]
+        for form in (request_id, request_id.upper()):
+            with pytest.raises(UsageError) as caught:
+                await create(world, form)
+            assert caught.value.reason == "volume.busy.state"
+        go_on.set()
+        with pytest.raises(UnavailableError):
+            await first
+        made = await create(world, request_id)
+    listed, _token = await world.volumes.list(page_size=0, page_token="")
+    assert {each.volume_id for each in listed} == {made}
+    assert {str(each) for each in world.target.volumes} == {made}
+
+
 async def _refuse(caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
     raise UnavailableError("store.full", "no room")
 
@@ -459,6 +487,10 @@ async def test_a_target_says_what_gateways_compare(
         monkeypatch.setattr(world.storage, "_room", lambda given=given: given)
         found = world.storage.status()
         assert (found.free_bytes, found.capacity_bytes) == (free, 100)
+    monkeypatch.setattr(world.storage.unopened, "ids", lambda: [uuid.UUID(int=1)])
+    assert not world.storage.status().healthy
+    monkeypatch.setattr(world.storage.unopened, "ids", list)
+    assert world.storage.status().healthy
     monkeypatch.setattr(world.target, "statistics", lambda _: {"failed": 1})
     assert world.storage.failed_stores()
     assert not world.storage.status().healthy
@@ -502,6 +534,35 @@ async def test_a_volume_on_a_target_that_is_not_configured_is_refused(world: Wor
     assert await world.volumes.stores.statuses([descriptor]) == {volume_id: "volume.target.unknown"}
     assert await world.volumes.on_targets({"s"}) == {f"volumes/{volume_id}": "s"}
     assert await world.volumes.on_targets({"other"}) == {}
+
+
+async def test_volumes_on_a_target_are_all_of_the_tenant_s_and_those_used_here(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached, idle = await create(world), await create(world)
+    await world.volumes.attach(attached, host_nqn=HOST, via=Via())
+    shared = {volume_id: await world.volumes.get(volume_id) for volume_id in (attached, idle)}
+    for descriptor in shared.values():
+        descriptor.tenant = "another"
+    own = [broker_pb2.VolumeDescriptor(volume_id=v, tenant="t", target_node="s") for v in "ab"]
+    pages = {
+        "": ([own[0], *shared.values()], "second"),
+        "second": ([own[1]], ""),
+    }
+
+    async def descriptors(
+        *, page_size: int, page_token: str
+    ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
+        return pages[page_token]
+
+    monkeypatch.setattr(world.volumes._broker, "descriptors", descriptors)
+    expected = {"volumes/a": "s", "volumes/b": "s", f"volumes/{attached}": "s"}
+    assert await world.volumes.on_targets({"s"}) == expected
+    # It is being attached, as another tenant's volume that is shared with this one.
+    with world.volumes._change(idle):
+        assert await world.volumes.on_targets({"s"}) == expected | {f"volumes/{idle}": "s"}
+    monkeypatch.setitem(world.volumes._returning._pending, idle, None)  # type: ignore[arg-type]
+    assert await world.volumes.on_targets({"s"}) == expected | {f"volumes/{idle}": "s"}
 
 
 async def _no_volumes(nodes: Collection[str]) -> dict[str, str]:

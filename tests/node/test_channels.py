@@ -19,9 +19,13 @@ class Channel:
 
     def __init__(self) -> None:
         self.closed = 0
+        self.state = grpc.ChannelConnectivity.READY
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: ARG002
-        return grpc.ChannelConnectivity.READY
+        return self.state
+
+    async def wait_for_state_change(self, _: grpc.ChannelConnectivity) -> None:
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         self.closed += 1
@@ -38,13 +42,20 @@ async def anybody(node: str, role: str) -> Sequence[x509.Certificate]:
     return ()
 
 
+SILENT = "silent"
+"""An address that never completes a connection."""
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Channel]]:
     made: list[tuple[str, Channel]] = []
 
     def open_channel(address: str, *_: object, **__: object) -> Channel:
-        made.append((address, Channel()))
-        return made[-1][1]
+        channel = Channel()
+        if address == SILENT:
+            channel.state = grpc.ChannelConnectivity.CONNECTING
+        made.append((address, channel))
+        return channel
 
     monkeypatch.setattr(channels, "open_channel", open_channel)
     monkeypatch.setattr(channels, "PEERS_MAX", 4)
@@ -95,3 +106,15 @@ async def test_callers_that_come_while_others_are_closed_share_one_channel(
     assert used[0] is used[1] is used[3]
     assert [address for address, _ in opened[4:]].count("b") == 1
     assert made.count == len({*addresses})
+
+
+async def test_a_caller_that_stops_waiting_for_a_connection_leaves_no_channel(
+    opened: list[tuple[str, Channel]],
+) -> None:
+    made = new_channels()
+    for number in range(1, 4):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await use(made, SILENT)
+        assert (len(opened), made.count) == (number, 0)
+    assert [channel.closed for _, channel in opened] == [1, 1, 1]

@@ -2,8 +2,10 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from sealane.crypto.queue import GroupClaim
 from sealane.daemon.target.fail_over import (
@@ -19,6 +21,7 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2
 GROUP = bytes(32)
 ACME = ("acme", GROUP)
 OTHER = ("other", GROUP)
+SHARED: dict[str, Any] = {"tenant": "acme", "group": GROUP}
 
 
 @dataclass
@@ -126,18 +129,54 @@ async def test_who_took_over_from_whom_and_why_is_reported_once_it_is_kept(bench
         await bench.take("h", by_operator=True)
     assert bench.volume.reported == []
     bench.volume.failing = ""
-    second = await bench.take("g")
     taken = await bench.take("h", by_operator=True)
+    await bench.take("h")
+    with pytest.raises(UnavailableError, match=r"queue\.take_over\.early"):
+        await bench.take("g")
     bench.seconds += TAKE_OVER_SECONDS_MIN
-    last = await bench.take("g", loss=True)
-    assert first < second < taken < last
-    shared = {"tenant": "acme", "group": GROUP}
+    last = await bench.take("g")
+    assert first < taken < last
     assert bench.volume.reported == [
         TakeOver(
-            **shared, host_nqn="h", fenced="g", term=taken, cause="operator", accepts_loss=False
+            **SHARED, host_nqn="h", fenced="g", term=taken, cause="operator", accepts_loss=False
         ),
-        TakeOver(**shared, host_nqn="g", fenced="h", term=last, cause="host", accepts_loss=True),
+        TakeOver(**SHARED, host_nqn="g", fenced="h", term=last, cause="host", accepts_loss=False),
     ]
+
+
+async def test_each_accepted_loss_is_reported_once_it_is_kept(bench: Bench) -> None:
+    with capture_logs() as logs:
+        first = await bench.take("g", loss=True)
+        own = await bench.take("g", loss=True)
+    assert [line["accepts_loss"] for line in logs if line["event"] == "fail_over"] == [True, True]
+    bench.restart()
+    bench.volume.failing = "keep"
+    with pytest.raises(Error, match=r"anchor"):
+        await bench.take("h", loss=True)
+    bench.volume.failing = ""
+    # Its host repeats what its operator began.
+    taken = await bench.take("h")
+    await bench.take("h")
+    shared = {**SHARED, "cause": "host", "accepts_loss": True}
+    assert bench.volume.reported == [
+        TakeOver(**shared, host_nqn="g", fenced="", term=first),
+        TakeOver(**shared, host_nqn="g", fenced="g", term=own),
+        TakeOver(**shared, host_nqn="h", fenced="g", term=taken),
+    ]
+
+
+async def test_only_a_target_that_was_rolled_back_knows_no_term_as_late(bench: Bench) -> None:
+    old = await bench.take("g")
+    term = await bench.take("h")
+    with pytest.raises(VerificationError, match=r"queue\.standby"):
+        bench.fail_over.require(ACME, "g", old)
+    with pytest.raises(VerificationError, match=r"volume\.rolled_back"):
+        bench.fail_over.require(ACME, "g", term + 1)
+    with pytest.raises(VerificationError, match=r"volume\.rolled_back"):
+        bench.fail_over.require(OTHER, "g", term + 1)
+    # A restart may undo a term that a standby has seen, but in which nobody has served.
+    with pytest.raises(VerificationError, match=r"is in term 2 \[queue\.take_over\.term\]"):
+        await bench.take("g", term=term + 1)
 
 
 async def test_a_claim_of_an_older_term_takes_nothing_over(bench: Bench) -> None:
@@ -341,8 +380,21 @@ async def test_unused_groups_make_room_and_used_ones_do_not(bench: Bench) -> Non
     bench.volume.users.clear()
     with pytest.raises(UnavailableError, match=r"queue\.group\.limit"):
         await take(3)
+    assert bench.volume.reported == []
+    ended = bench.fail_over.state(key(0))[0]
     await take(3, loss=True)
     assert "fence g0" in bench.volume.steps
+    forgotten, taken = bench.volume.reported
+    assert forgotten == TakeOver(
+        tenant="acme",
+        group=key(0)[1],
+        host_nqn="",
+        fenced="g0",
+        term=ended,
+        cause="host",
+        accepts_loss=True,
+    )
+    assert taken.group == key(3)[1]
 
 
 def test_groups_lie_in_the_descriptors_file_beside_what_older_versions_read() -> None:

@@ -99,7 +99,8 @@ class Process:
             self.world.durable = self.world.sector
 
     def report(self, take_over: TakeOver) -> None:
-        assert take_over.fenced not in {"", take_over.host_nqn}
+        is_fence = take_over.fenced not in {"", take_over.host_nqn}
+        assert is_fence or take_over.accepts_loss
 
     async def keep(self, groups: storage_pb2.FailOverGroups) -> None:
         await self.step()
@@ -118,6 +119,7 @@ class World:
         self.random = random.Random(seed)
         self.rules = rules
         self.loss = asyncio.Event()
+        self.is_refused_for_good = False
         self.sector = self.durable = 0
         self.kept = storage_pb2.FailOverGroups()
         self.queues: dict[str, Queue] = {}
@@ -302,6 +304,7 @@ class Gateway:
             return not is_take_over and await self.connect()
         except Error as error:
             await self.step()
+            world.is_refused_for_good |= error.reason == "volume.rolled_back"
             if error.reason == "volume.unflushed_lost":
                 world.loss.set()
             if error.reason != "queue.standby" and not is_take_over:
@@ -421,6 +424,7 @@ async def run(seed: int, rules: Rules) -> None:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if ends[0].done():
             ends[0].result()
+        assert not world.is_refused_for_good, "no target is rolled back here: they only restart"
     finally:
         for task in world.tasks:
             task.cancel()

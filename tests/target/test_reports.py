@@ -1,5 +1,6 @@
 """A target's reports to the broker: each sent once, and retried until answered."""
 
+import asyncio
 import datetime as dt
 import uuid
 from dataclasses import replace
@@ -98,6 +99,27 @@ async def test_what_the_broker_refuses_is_left() -> None:
     broker.error = None
     await reports.send()
     assert broker.told == []
+
+
+async def test_a_stop_tells_what_waits_and_does_not_wait_for_a_silent_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker()
+    reports = Reports(broker)
+    reports.note_take_over(VOLUME, TAKEN)
+    await reports.send_last()
+    assert broker.told == [(VOLUME, TAKEN)]
+
+    async def silent(volume_id: uuid.UUID, take_over: TakeOver) -> None:
+        broker.told.append((volume_id, take_over))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(broker, "take_over", silent)
+    monkeypatch.setattr(reports_module, "LAST_SECONDS", 0.01)
+    reports.note_take_over(VOLUME, AGAIN)
+    async with asyncio.timeout(1):
+        await reports.send_last()
+    assert broker.told[1:] == [(VOLUME, AGAIN)]
 
 
 async def test_only_so_many_reports_wait(monkeypatch: pytest.MonkeyPatch) -> None:

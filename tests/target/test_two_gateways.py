@@ -448,6 +448,16 @@ async def test_a_fenced_gateway_without_queues_learns_that_it_stands_by(rack: Ra
         await rack.claim_queue("g3", 5, GroupClaim(group=GROUP, term=1))
 
 
+async def test_a_gateway_of_a_later_term_learns_that_the_target_was_rolled_back(rack: Rack) -> None:
+    await rack.claim_queue("g3", 5, take_over_of(0))
+    fail_over = rack.service._fail_over[str(rack.volume_id)]
+    older = fail_over.kept()
+    await rack.claim_queue("g4", 5, take_over_of(1))
+    fail_over.restore(older)
+    with pytest.raises(VerificationError, match=r"volume\.rolled_back"):
+        await rack.claim_queue("g4", 6, GroupClaim(group=GROUP, term=2))
+
+
 async def test_a_take_over_while_a_queue_is_being_opened_leaves_no_ticket(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

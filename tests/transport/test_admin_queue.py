@@ -150,6 +150,14 @@ async def test_a_silent_controller_is_lost() -> None:
         assert [error.reason for error in peer.losses] == ["connection.timeout"]
 
 
+async def test_a_command_may_have_less_time_than_others() -> None:
+    async with connected() as peer:
+        async with asyncio.timeout(PATIENCE_SECONDS / 2):
+            with pytest.raises(UnavailableError, match=r"connection\.timeout"):
+                await peer.queue.submit(ENTRY, timeout_seconds=0.05)
+        assert len(peer.losses) == 1
+
+
 async def test_a_parked_command_has_no_time_limit() -> None:
     async with connected(timeout_seconds=0) as peer:
         parked = asyncio.ensure_future(peer.queue.submit(ENTRY, is_bounded=False))

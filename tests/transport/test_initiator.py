@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import secrets
+import socket
 import struct
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -41,6 +43,7 @@ from sealane.transport.nvme import (
     NvmeStatusError,
     discover,
 )
+from sealane.transport.nvme.admin_queue import AdminQueue
 from sealane.transport.nvme.connection_manager import ConnectionManager, PathEvent
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.paths import PathState, ReconnectPolicy
@@ -336,6 +339,34 @@ async def test_loss_is_reported_once(world: World) -> None:
         with pytest.raises(UnavailableError):
             await host.active_namespaces()
         assert world.events.empty()
+
+
+async def test_an_unanswered_keep_alive_ends_the_association_in_its_own_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: asyncio.Queue[float] = asyncio.Queue()
+
+    async def silent(_: AdminQueue, entry: bytes, **bounds: float) -> tuple[bytes, int]:
+        asked.put_nowait(bounds["timeout_seconds"])
+        raise UnavailableError("connection.timeout", "no answer")
+
+    async with world.host(keep_alive_ms=40):
+        monkeypatch.setattr(AdminQueue, "submit", silent)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await asked.get() == 0.04
+        monkeypatch.undo()
+
+
+async def test_without_a_descriptor_for_its_socket_a_controller_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def exhausted(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(socket, "socket", exhausted)
+    host = HostController(traddr="127.0.0.1", trsvcid=1, subsystem_nqn=NQN, host_nqn=HOST)
+    with pytest.raises(UnavailableError, match="too many open files"):
+        await host.connect()
 
 
 async def test_leaving_is_no_loss(world: World) -> None:

@@ -4,6 +4,7 @@ A command that timed out may still be executing, so a timeout ends the queue.
 """
 
 import asyncio
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,12 +47,19 @@ class AdminQueue:
         self._tasks.start(self._receive(), name="nvme-admin-queue")
 
     async def submit(
-        self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
+        self,
+        entry: bytes,
+        *,
+        data: bytes = b"",
+        room: int = 0,
+        is_bounded: bool = True,
+        timeout_seconds: float = math.inf,
     ) -> tuple[bytes, int]:
         """Execute one command; return its data and result.
 
-        `is_bounded` False: wait without a timeout (events). NvmeStatusError if the controller
-        reports an error, UnavailableError if the queue ended.
+        `timeout_seconds` replaces the queue's if it is shorter; `is_bounded` False: wait without a
+        timeout (events). NvmeStatusError if the controller reports an error, UnavailableError if
+        the queue ended.
         """
         await self._room.acquire()
         if self._failure is not None:
@@ -66,12 +74,13 @@ class AdminQueue:
         pending = _Pending(Answer(command_id=command_id, room=room), ended)
         self._pending[command_id] = pending
         capsule = self._stream.encode_command(bytes(sent), data)
+        seconds = min(timeout_seconds, self._timeout_seconds)
         try:
-            async with asyncio.timeout(self._timeout_seconds if is_bounded else None):
+            async with asyncio.timeout(seconds if is_bounded else None):
                 await self._send(capsule)
                 await ended
         except TimeoutError:
-            text = f"no answer to an admin command in {self._timeout_seconds:g} s"
+            text = f"no answer to an admin command in {seconds:g} s"
             error = UnavailableError("connection.timeout", text)
             self._fail(error)
             raise error from None

@@ -1,6 +1,7 @@
 """Opens a queue at an address: connection, ICReq, Connect and, if required, authentication."""
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import dataclass
 
@@ -58,31 +59,30 @@ async def open_queue(
 ) -> OpenedQueue:
     """Connect a queue. UnavailableError, NvmeStatusError, ProtocolError or AuthenticationError."""
     family = socket.AF_INET6 if ":" in address.traddr else socket.AF_INET
-    connection = socket.socket(family, socket.SOCK_STREAM)
     try:
-        connection.setblocking(False)
-        async with asyncio.timeout(timeout_seconds):
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(connection, (address.traddr, address.trsvcid))
-            stream = PduStream(connection, data_max=ADMIN_DATA_MAX)
-            try:
-                return await _open(stream, connect, credentials, digests)
-            except ProtocolError as error:
-                fault = error if isinstance(error, PduFaultError) else None
-                if fault is not None or error.reason == "pdu.malformed":
-                    await stream.farewell(from_host=True, fault=fault)
-                raise
+        with contextlib.ExitStack() as undo:
+            connection = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            connection.setblocking(False)
+            async with asyncio.timeout(timeout_seconds):
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(connection, (address.traddr, address.trsvcid))
+                stream = PduStream(connection, data_max=ADMIN_DATA_MAX)
+                try:
+                    opened = await _open(stream, connect, credentials, digests)
+                except ProtocolError as error:
+                    fault = error if isinstance(error, PduFaultError) else None
+                    if fault is not None or error.reason == "pdu.malformed":
+                        await stream.farewell(from_host=True, fault=fault)
+                    raise
+            undo.pop_all()
+            return opened
     except OSError as error:
-        connection.close()
         if isinstance(error, TimeoutError):
             text = f"no answer from {address} in {timeout_seconds:g} s"
             raise UnavailableError("connection.timeout", text) from error
         raise UnavailableError(
             "connection.refused", f"can't connect to {address}: {error.strerror}"
         ) from error
-    except BaseException:
-        connection.close()
-        raise
 
 
 async def _open(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import struct
 import uuid
 from collections.abc import Callable
@@ -431,7 +432,10 @@ class HostController:
         with contextlib.suppress(Error):  # a lost queue reports itself
             while True:
                 await asyncio.sleep(self._keep_alive_ms / 2000)
-                await self._command(AdminOpcode.KEEP_ALIVE)
+                # Linux waits as long for its answer, too.
+                await self._command(
+                    AdminOpcode.KEEP_ALIVE, timeout_seconds=self._keep_alive_ms / 1000
+                )
 
     def _lost(self, error: Error) -> None:
         if self._events is not None and not self._is_closing:
@@ -462,20 +466,29 @@ class HostController:
         nsid: int = 0,
         words: tuple[int, ...] = (),
         length: int = 0,
+        timeout_seconds: float = math.inf,
     ) -> tuple[bytes, int]:
         padded = (*words, 0, 0, 0, 0, 0, 0)[:6]
         entry = _ENTRY.pack(opcode, _SGL, 0, nsid, 0, length, _SGL_TRANSPORT, *padded)
-        data, result = await self._submit(entry, room=length)
+        data, result = await self._submit(entry, room=length, timeout_seconds=timeout_seconds)
         if len(data) != length:
             raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes returned")
         return data, result
 
     async def _submit(
-        self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
+        self,
+        entry: bytes,
+        *,
+        data: bytes = b"",
+        room: int = 0,
+        is_bounded: bool = True,
+        timeout_seconds: float = math.inf,
     ) -> tuple[bytes, int]:
         if self._admin is None:
             raise UnavailableError("connection.lost", "the controller is not connected")
-        return await self._admin.submit(entry, data=data, room=room, is_bounded=is_bounded)
+        return await self._admin.submit(
+            entry, data=data, room=room, is_bounded=is_bounded, timeout_seconds=timeout_seconds
+        )
 
 
 def _fabrics_entry(kind: FabricsType, offset: Property) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 
+from sealane.daemon.runtime.grpc_options import NO_PROXY
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.etcd import rpc_pb2, rpc_pb2_grpc
 
@@ -22,7 +23,7 @@ _PAUSE_SECONDS: Final = 0.05
 # A member that has lost its cluster then reports that at once instead of letting calls wait.
 _METADATA: Final = (("hasleader", "true"),)
 _OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
+    NO_PROXY,
     # The outcome of a call that may have been executed is determined here; gRPC must not resend it.
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 << 20),

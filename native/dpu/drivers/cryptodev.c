@@ -52,7 +52,8 @@ static int find_device(const char *name, char *error, size_t bytes) {
                 ;
             return 0;
         }
-        snprintf(error, bytes, "%u crypto devices: name one with device=NAME", count);
+        snprintf(error, bytes, count == 0 ? "no crypto device: add one with --vdev=NAME or -a ADDRESS"
+                                          : "several crypto devices: choose one with device=NAME");
         return -1;
     }
     int found = rte_cryptodev_get_dev_id(name);
@@ -62,6 +63,13 @@ static int find_device(const char *name, char *error, size_t bytes) {
     }
     device = (uint8_t)found;
     return 0;
+}
+
+/* NULL: it is software. */
+static struct rte_device *hardware(void) {
+    struct rte_cryptodev_info info;
+    rte_cryptodev_info_get(device, &info);
+    return info.feature_flags & RTE_CRYPTODEV_FF_HW_ACCELERATED ? info.device : NULL;
 }
 
 static int check_capability(char *error, size_t bytes) {
@@ -94,9 +102,15 @@ static int start(unsigned count, const char *const *arguments, struct sealane_dr
             eal[eal_count++] = (char *)(uintptr_t)arguments[index];
     }
     if (rte_eal_init(eal_count, eal) < 0)
-        return failed(error, bytes, "DPDK's EAL", rte_errno);
+        return failed(error, bytes, "DPDK's EAL (without huge pages: --no-huge)", rte_errno);
     if (find_device(name, error, bytes) != 0 || check_capability(error, bytes) != 0)
         return -1;
+    /* Addresses are given as the process has them: with another mode a card would write elsewhere. */
+    if (hardware() != NULL && rte_eal_iova_mode() != RTE_IOVA_VA) {
+        snprintf(error, bytes, "%s needs --iova-mode=va, and an IOMMU",
+                 rte_cryptodev_name_get(device));
+        return -1;
+    }
     struct rte_cryptodev_info info;
     rte_cryptodev_info_get(device, &info);
     int socket = rte_cryptodev_socket_id(device);
@@ -146,17 +160,14 @@ static void unload(uint16_t place) {
     sessions[place] = NULL;
 }
 
-static struct rte_device *hardware(void) {
-    struct rte_cryptodev_info info;
-    rte_cryptodev_info_get(device, &info);
-    return info.feature_flags & RTE_CRYPTODEV_FF_HW_ACCELERATED ? info.device : NULL;
-}
-
+/* A device of software reads any memory. DPDK registers memory of 127 queues at most for a card. */
 static int attach(uint8_t *arena, size_t bytes) {
+    struct rte_device *card = hardware();
+    if (card == NULL)
+        return 0;
     if (rte_extmem_register(arena, bytes, NULL, 0, (size_t)sysconf(_SC_PAGESIZE)) != 0)
         return -1;
-    struct rte_device *card = hardware();
-    if (card == NULL || rte_dev_dma_map(card, arena, (uintptr_t)arena, bytes) == 0)
+    if (rte_dev_dma_map(card, arena, (uintptr_t)arena, bytes) == 0)
         return 0;
     rte_extmem_unregister(arena, bytes);
     return -1;
@@ -164,8 +175,9 @@ static int attach(uint8_t *arena, size_t bytes) {
 
 static void detach(uint8_t *arena, size_t bytes) {
     struct rte_device *card = hardware();
-    if (card != NULL)
-        rte_dev_dma_unmap(card, arena, (uintptr_t)arena, bytes);
+    if (card == NULL)
+        return;
+    rte_dev_dma_unmap(card, arena, (uintptr_t)arena, bytes);
     rte_extmem_unregister(arena, bytes);
 }
 

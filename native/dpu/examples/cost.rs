@@ -18,8 +18,7 @@ const AAD: [u8; AAD_BYTES] = [9; AAD_BYTES];
 
 /// Processor time of this thread.
 fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time since its start")
 }
 
 struct Work {
@@ -106,13 +105,13 @@ fn main() {
         let (took, used) = (start.elapsed(), thread_time().saturating_sub(used));
         latencies.sort_unstable();
         let sectors = rounds * batch;
-        let quantile = |share: f64| latencies[((latencies.len() - 1) as f64 * share) as usize];
+        let quantile = |percent: usize| latencies[(latencies.len() - 1) * percent / 100];
         println!(
             r#"{{"batch": {batch}, "sectors": {sectors}, "seconds": {:.6}, "thread_ns": {:.1}, "p50_us": {:.2}, "p99_us": {:.2}}}"#,
             took.as_secs_f64(),
             used.as_nanos() as f64 / sectors as f64,
-            quantile(0.5).as_nanos() as f64 / 1e3,
-            quantile(0.99).as_nanos() as f64 / 1e3,
+            quantile(50).as_nanos() as f64 / 1e3,
+            quantile(99).as_nanos() as f64 / 1e3,
         );
     }
 }

@@ -24,6 +24,8 @@ const BURST: usize = 32;
 const END: Duration = Duration::from_secs(1);
 const ERROR_BYTES: usize = 256;
 const PAGE_BYTES: usize = 4096;
+/// Rounds after which daemons' requests are heard again, however much there is to seal.
+const ROUNDS: usize = 64;
 
 #[repr(C)]
 #[derive(Default)]
@@ -74,6 +76,8 @@ pub struct Driver {
     queues: HashMap<QueueNumber, Queue>,
     in_flight: Vec<Option<InFlight>>,
     free: Vec<u16>,
+    /// Whether there may be more to do without a word of a daemon.
+    is_busy: bool,
     /// Why nothing more can be done.
     failure: Option<io::Error>,
 }
@@ -98,13 +102,17 @@ impl Driver {
         let named = |error: &dyn std::fmt::Display| {
             io::Error::other(format!("driver {}: {error}", path.display()))
         };
+        let unloadable = |error: libloading::Error| match std::error::Error::source(&error) {
+            Some(reason) => named(&reason),
+            None => named(&error),
+        };
         // SAFETY: whoever may name a driver may name any program; its initialisers run as ours.
-        let library = unsafe { Library::new(path) }.map_err(|error| named(&error))?;
+        let library = unsafe { Library::new(path) }.map_err(unloadable)?;
         // SAFETY: the header gives this name this type.
         let entry = unsafe {
             library.get::<unsafe extern "C" fn() -> *const Functions>(b"sealane_driver\0")
         }
-        .map_err(|error| named(&error))?;
+        .map_err(unloadable)?;
         // SAFETY: as above; what it returns lives as long as the library, which is never unloaded.
         let functions = unsafe { entry().as_ref() }.ok_or_else(|| named(&"it offers nothing"))?;
         std::mem::forget(library);
@@ -153,6 +161,7 @@ impl Driver {
             queues: HashMap::new(),
             in_flight: vec![None; limits.jobs.into()],
             free: (0..limits.jobs).rev().collect(),
+            is_busy: false,
             failure: None,
         })
     }
@@ -307,13 +316,19 @@ impl Engine for Driver {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
-        while self.submit(owners)? | self.poll()? {}
-        self.queues.values_mut().for_each(|queue| queue.rings.publish());
+        for _ in 0..ROUNDS {
+            self.is_busy = self.submit(owners)? | self.poll()?;
+            self.queues.values_mut().for_each(|queue| queue.rings.publish());
+            if !self.is_busy {
+                break;
+            }
+        }
         Ok(())
     }
 
     fn wait(&self) -> Option<Duration> {
-        let is_busy = self.in_flight.iter().any(Option::is_some)
+        let is_busy = self.is_busy
+            || self.in_flight.iter().any(Option::is_some)
             || self.queues.values().any(|queue| !queue.waiting.is_empty());
         is_busy.then_some(Duration::ZERO)
     }

@@ -15,6 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,6 +29,7 @@ use sealane_engine::accelerator::wire::{
 };
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use zerocopy::IntoBytes;
+use zeroize::Zeroizing;
 
 use crate::driver::Driver;
 use crate::emulated::Emulated;
@@ -107,6 +109,10 @@ fn main() -> ExitCode {
 
 enum Never {}
 
+/// Connections and queues at a time; more wait.
+const PEERS_MAX: usize = 4096;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
 enum Role {
     /// Nothing was asked yet.
     New,
@@ -127,15 +133,6 @@ struct Card {
 }
 
 fn run(arguments: &Arguments) -> io::Result<Never> {
-    let path = &arguments.socket;
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let flags = SocketFlags::CLOEXEC;
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    bind(&listener, &SocketAddrUnix::new(path)?)?;
-    listen(&listener, 64)?;
     let ledger = match &arguments.ledger {
         Some(path) => Some(OpenOptions::new().append(true).create(true).open(path)?),
         None => None,
@@ -160,6 +157,16 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
         owners: Owners::new(),
         peers: Vec::new(),
     };
+    // Only now: a card that can't start takes nobody's socket.
+    let path = &arguments.socket;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&listener, &SocketAddrUnix::new(path)?)?;
+    listen(&listener, 64)?;
     let mut out = io::stdout();
     writeln!(out, "ready: {product}, {depth} jobs a queue, {keys} keys, seed {}", arguments.seed)?;
     out.flush()?;
@@ -172,8 +179,11 @@ fn run(arguments: &Arguments) -> io::Result<Never> {
         card.engine.work(&card.owners)?;
         card.drop_peers(&gone);
         if ready[0] {
-            let socket = accept_with(&listener, SocketFlags::CLOEXEC)?;
-            card.peers.push((socket, Role::New));
+            match accept_with(&listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => card.peers.push((socket, Role::New)),
+                // Out of descriptors, or it is gone. Not at once again.
+                Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            }
         }
     }
 }
@@ -207,7 +217,9 @@ impl Card {
 
     fn wait(&self, listener: &OwnedFd) -> io::Result<Vec<bool>> {
         let timeout = self.engine.wait().and_then(|left| Timespec::try_from(left).ok());
-        let mut polled = vec![PollFd::new(listener, PollFlags::IN)];
+        let accepts = self.peers.len() < PEERS_MAX;
+        let wanted = if accepts { PollFlags::IN } else { PollFlags::empty() };
+        let mut polled = vec![PollFd::new(listener, wanted)];
         polled.extend(self.peers.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -218,7 +230,8 @@ impl Card {
 
     /// Takes a message of a peer. After an error it is dropped.
     fn hear(&mut self, index: usize) -> io::Result<()> {
-        let mut message = vec![0; 256];
+        // It may hold a key.
+        let mut message = Zeroizing::new(vec![0; 256]);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (socket, _) = &self.peers[index];
@@ -257,7 +270,8 @@ impl Card {
             &self.peers[index].0,
             &[IoSlice::new(&reply)],
             &mut SendAncillaryBuffer::default(),
-            SendFlags::NOSIGNAL,
+            // A daemon that doesn't read its answers is dropped: it would hold up the others.
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
         )?;
         Ok(())
     }
@@ -292,7 +306,11 @@ impl Card {
                 evidence.map_or(refused, |evidence| (Answer::Done, evidence))
             }
             (Some(Operation::Load), Role::Device(daemon)) => {
-                let Ok(mut key) = <[u8; KEY_BYTES]>::try_from(payload) else { return refused };
+                let mut key = [0; KEY_BYTES];
+                if payload.len() != key.len() {
+                    return refused;
+                }
+                key.copy_from_slice(payload);
                 let secret = Secret::take(&mut key);
                 let free = (0..self.key_places).find(|place| !self.owners.contains_key(place));
                 let Some(place) = free.filter(|place| self.engine.load(*place, &secret)) else {

@@ -22,6 +22,7 @@ pub struct Rings {
     taken: u64,
     completed: u64,
     published: u64,
+    is_broken: bool,
 }
 
 impl Rings {
@@ -32,6 +33,9 @@ impl Rings {
         let arena = SharedMemory::attach(arena, PeerAccess::Writes).ok()?;
         let submissions = SharedMemory::attach(submissions, PeerAccess::Reads).ok()?;
         let completions = SharedMemory::attach(completions, PeerAccess::Writes).ok()?;
+        // A full counter must not hold up the other daemons. One that clears this again can do it:
+        // gateways that don't trust each other need cards of their own.
+        rustix::io::ioctl_fionbio(&bell, true).ok()?;
         let fits = depth > 0
             && arena.len() >= arena_bytes(depth)
             && submissions.len() >= ring_bytes(depth, size_of::<Submission>())
@@ -45,12 +49,16 @@ impl Rings {
             taken: 0,
             completed: 0,
             published: 0,
+            is_broken: false,
         })
     }
 
-    /// The next job that the daemon has submitted.
+    /// The next job that the daemon has submitted. A queue whose daemon says that it submitted more
+    /// than there is room for has none from then on.
     pub fn take(&mut self) -> Option<Submission> {
-        if self.taken >= self.submissions.word(0).load(Ordering::Acquire) {
+        let written = self.submissions.word(0).load(Ordering::Acquire);
+        self.is_broken |= written.wrapping_sub(self.taken) > self.depth.into();
+        if self.is_broken || written == self.taken {
             return None;
         }
         let mut bytes = [0; size_of::<Submission>()];

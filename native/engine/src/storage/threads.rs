@@ -35,6 +35,8 @@ pub struct Threads {
     state: Mutex<State>,
     changed: Condvar,
     is_short: AtomicBool,
+    /// Whether the system refused the last thread that it was asked for.
+    was_refused: AtomicBool,
 }
 
 impl Threads {
@@ -45,13 +47,14 @@ impl Threads {
     }
 
     /// As [`Threads::new`], as if the system allowed so many threads.
-    const fn limited(name: &'static str, limit: usize) -> Self {
+    pub(crate) const fn limited(name: &'static str, limit: usize) -> Self {
         Self {
             name,
             limit,
             state: Mutex::new(State { waiting: VecDeque::new(), threads: 0, idle: 0 }),
             changed: Condvar::new(),
             is_short: AtomicBool::new(false),
+            was_refused: AtomicBool::new(false),
         }
     }
 
@@ -83,12 +86,21 @@ impl Threads {
         self.is_short.load(Ordering::Relaxed)
     }
 
+    /// Whether work waits, or would wait, for a thread: then work that has nothing to do should end,
+    /// instead of waiting on its thread for more.
+    pub fn is_scarce(&self) -> bool {
+        self.is_short() || self.was_refused.load(Ordering::Relaxed)
+    }
+
     /// The lock is held, so that the last thread doesn't end meanwhile.
     fn start(&'static self, state: &mut State) -> io::Result<()> {
-        if state.threads >= self.limit {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
-        std::thread::Builder::new().name(self.name.into()).spawn(|| self.work())?;
+        let started = if state.threads < self.limit {
+            std::thread::Builder::new().name(self.name.into()).spawn(|| self.work())
+        } else {
+            Err(io::ErrorKind::QuotaExceeded.into())
+        };
+        self.was_refused.store(started.is_err(), Ordering::Relaxed);
+        started?;
         state.threads += 1;
         Ok(())
     }

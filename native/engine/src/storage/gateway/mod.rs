@@ -293,8 +293,14 @@ impl Accelerator {
             if !mailbox.has_acceleration.load(Ordering::Relaxed) {
                 let mut seed = [0; 32];
                 rustix::rand::getrandom(&mut seed[..], GetRandomFlags::empty())?;
+                let queue = match self.device.queue() {
+                    Ok(queue) => queue,
+                    // It has as many as it can; the processor seals for this thread.
+                    Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                    Err(error) => return Err(error),
+                };
                 let at_device = Arc::clone(&self.at_device);
-                let acceleration = Acceleration::new(self.device.queue()?, at_device, seed);
+                let acceleration = Acceleration::new(queue, at_device, seed);
                 mailbox.post_acceleration(Switch::To(Box::new(acceleration)));
             }
         }

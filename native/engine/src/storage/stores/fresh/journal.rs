@@ -109,6 +109,7 @@ enum Place {
 
 /// Requests to a journal.
 pub struct Requests {
+    threads: &'static Threads,
     wanted: Mutex<(Wanted, Place)>,
     changed: Condvar,
 }
@@ -179,12 +180,12 @@ impl Requests {
         true
     }
 
-    /// Takes all requests. Waits for one for a while, unless the work `is_merging`; `None` if there
+    /// Takes all requests. Waits for one for so long, unless the work `is_merging`; `None` if there
     /// was none, or if the journal ends.
-    fn next(&self, is_merging: bool) -> Option<Wanted> {
+    fn next(&self, is_merging: bool, linger: Duration) -> Option<Wanted> {
         let state = self.lock();
         let is_idle = |state: &mut (Wanted, Place)| !is_merging && state.0.is_nothing();
-        let waited = self.changed.wait_timeout_while(state, LINGER, is_idle);
+        let waited = self.changed.wait_timeout_while(state, linger, is_idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.0.is_over || is_idle(&mut state) {
             return None;
@@ -207,15 +208,18 @@ struct Turn {
 impl Turn {
     /// Has a thread do the work.
     fn pass_on(self) {
-        THREADS.run(move || self.serve());
+        self.requests.threads.run(move || self.serve());
     }
 
     /// Works until there has been nothing to do for a while, or the journal ends.
     fn serve(self) {
+        let threads = self.requests.threads;
         while let Some(work) = &self.work {
-            let Some(wanted) = self.requests.next(work.is_merging()) else { break };
+            // A journal without a request must not keep others waiting.
+            let linger = if threads.is_scarce() { Duration::ZERO } else { LINGER };
+            let Some(wanted) = self.requests.next(work.is_merging(), linger) else { break };
             work.answer(wanted);
-            if THREADS.is_short() {
+            if threads.is_short() {
                 return self.pass_on();
             }
         }
@@ -264,9 +268,14 @@ pub struct Journal {
 impl Journal {
     /// Creates it, without anything to do. Fails if it can't have a thread.
     pub fn start<F: Layout>(map: Arc<Map<F>>) -> io::Result<Self> {
-        THREADS.prepare()?;
-        let wanted = Mutex::new((Wanted::default(), Place::Resting(map)));
-        Ok(Self { requests: Arc::new(Requests { wanted, changed: Condvar::new() }) })
+        Self::on(&THREADS, map)
+    }
+
+    fn on(threads: &'static Threads, work: Arc<dyn Work>) -> io::Result<Self> {
+        threads.prepare()?;
+        let wanted = Mutex::new((Wanted::default(), Place::Resting(work)));
+        let changed = Condvar::new();
+        Ok(Self { requests: Arc::new(Requests { threads, wanted, changed }) })
     }
 
     /// Where to put requests.
@@ -334,5 +343,59 @@ impl<F: Layout> Work for Map<F> {
 fn answer(asked: Vec<(Arc<Mailbox>, u64)>, result: &io::Result<()>) {
     for (mailbox, operation) in asked {
         mailbox.put(operation, result.as_ref().copied().map_err(copy_error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::super::ring::event;
+    use super::*;
+
+    /// Work that is done at once.
+    struct Brief;
+
+    impl Work for Brief {
+        fn answer(&self, wanted: Wanted) {
+            answer(wanted.flushes, &Ok(()));
+        }
+
+        fn is_merging(&self) -> bool {
+            false
+        }
+
+        fn finish(&self) {}
+    }
+
+    fn flush_all(journals: &[Journal], mailbox: &Arc<Mailbox>) {
+        for journal in journals {
+            journal.requests().flush(mailbox, 0);
+        }
+        let mut missing = journals.len();
+        while missing > 0 {
+            missing -= mailbox.take().len();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    #[test]
+    fn without_another_thread_no_journal_keeps_one_while_it_is_idle() {
+        let threads = Box::leak(Box::new(Threads::limited("test", 1)));
+        let mailbox = Arc::new(Mailbox::new(event().unwrap()));
+        let journals: Vec<_> =
+            (0..8).map(|_| Journal::on(threads, Arc::new(Brief)).unwrap()).collect();
+        let begun = Instant::now();
+        // In turn, then all at once.
+        for _ in 0..5 {
+            for journal in journals.chunks(1) {
+                flush_all(journal, &mailbox);
+            }
+        }
+        for _ in 0..5 {
+            flush_all(&journals, &mailbox);
+        }
+        // The first one lingers, as no thread was refused before.
+        assert!(begun.elapsed() < 10 * LINGER, "{:?}", begun.elapsed());
     }
 }
