@@ -16,11 +16,14 @@ _Request = operator_pb2.ReplaceAuthorityRequest
 
 async def authority_announce(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Make a successor and let nodes trust it, beside the present authority."""
+    present = await _authorities(client)
     confirm(
         options,
-        "A new authority will be made, and every node will trust it and the present one.",
+        "A new authority will be made, and every node will trust it and the present one, "
+        f"{present.authority.hex()}.",
     )
-    await _step(client, _Request(step=_Request.ANNOUNCE), output)
+    # Names the one that was shown: if that was replaced meanwhile, no other replacement begins.
+    await _step(client, _Request(step=_Request.ANNOUNCE, authority=present.authority), output)
 
 
 async def authority_switch(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -46,14 +49,18 @@ async def authority_retire(client: Client, options: argparse.Namespace, output: 
 
 async def authority_status(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Print the authorities, and which nodes lag behind a replacement."""
-    with translated():
-        found = await client.operator.GetAuthorities(
-            operator_pb2.GetAuthoritiesRequest(), timeout=CALL_SECONDS
-        )
+    found = await _authorities(client)
     if options.pem:
         sys.stdout.write(found.trust_anchors_pem.decode("ascii"))
         return
     _show(found, output)
+
+
+async def _authorities(client: Client) -> operator_pb2.Authorities:
+    with translated():
+        return await client.operator.GetAuthorities(
+            operator_pb2.GetAuthoritiesRequest(), timeout=CALL_SECONDS
+        )
 
 
 async def _step(

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +17,9 @@ from google.protobuf import empty_pb2
 from sealane.cli.output import Output
 from sealane.cli.verbs import offline, verb
 from sealane.client import Client, connect, translated
-from sealane.crypto.anchors import TrustAnchors
+from sealane.crypto.anchors import ANCHORS_MAX, RETIRED_MAX, SuccessiveKeys, TrustAnchors
 from sealane.crypto.attestation.policy import Policy
-from sealane.crypto.audit import GENESIS, Head, verify_log
+from sealane.crypto.audit import GENESIS, ChainReader, Head, verify_log
 from sealane.crypto.evidence.kinds import Trusted, verifiers
 from sealane.crypto.private_keys import parse_private_key
 from sealane.daemon.broker.policy import (
@@ -38,8 +38,6 @@ from sealane.daemon.runtime.files import read_secret
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import policy_pb2
 
-_AUTHORITIES_MAX: Final = 66
-"""Certificates in a broker's audit-anchors.pem: present, other and retired ones."""
 _CALL_SECONDS: Final = 60.0
 _EXPORT_SECONDS: Final = 3600.0
 
@@ -170,11 +168,13 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
     head = options.head
     if head is None and not options.chain_only:
         head = asyncio.run(_head_of_broker(options.socket))
-    signer = None
+    signer: SuccessiveKeys | None = None
+    anchors: Sequence[bytes] = ()
     if options.anchor is not None:
         pem = read_document(options.anchor)
         source = str(options.anchor)
-        signer = TrustAnchors.parse(pem, source=source, most=_AUTHORITIES_MAX).key
+        found = TrustAnchors.parse(pem, source=source, most=RETIRED_MAX + ANCHORS_MAX)
+        signer, anchors = found.successive_keys(), found.digests
     try:
         with options.file.open("rb") as file:
             reader = verify_log((line.removesuffix(b"\n") for line in file), signer=signer)
@@ -194,9 +194,21 @@ def _audit_verify(options: argparse.Namespace, output: Output) -> None:
             "retired before them": reader.beginning.sequence,
             "head": f"{reader.head.sequence}:{reader.head.digest.hex()}",
             "signed by the broker": "not checked" if signer is None else reader.signed_sequence,
+            "last signed by": _last_signer(signer, reader, anchors),
             "head is the expected one": "not checked" if head is None else "yes",
         }
     )
+
+
+def _last_signer(
+    signer: SuccessiveKeys | None, reader: ChainReader, anchors: Sequence[bytes]
+) -> str:
+    if signer is None:
+        return "not checked"
+    if not reader.signed_sequence:
+        return "nobody"
+    later = len(anchors) - 1 - signer.signed_by
+    return anchors[signer.signed_by].hex() + (f", before {later} newer" if later else "")
 
 
 async def _head_of_broker(socket: str) -> Head:

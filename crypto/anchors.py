@@ -22,6 +22,8 @@ from sealane.errors import VerificationError
 
 ANCHORS_MAX: Final = 2
 """Authorities that are trusted at the same time."""
+RETIRED_MAX: Final = 64
+"""Retired authorities that are remembered."""
 DIGEST_BYTES: Final = 32
 CERTIFICATE_BYTES_MAX: Final = 4096
 SIGNATURE_BYTES_MAX: Final = 80
@@ -70,6 +72,28 @@ class AnyKey:
         raise InvalidSignature
 
 
+class SuccessiveKeys:
+    """Accepts signatures by one key after another: by none that is before the last that signed."""
+
+    def __init__(self, keys: Iterable[ec.EllipticCurvePublicKey]) -> None:
+        self._keys = tuple(keys)
+        self.signed_by = 0
+        """Position of the key that made the last signature."""
+
+    def verify(
+        self, signature: bytes, data: bytes, signature_algorithm: ec.EllipticCurveSignatureAlgorithm
+    ) -> None:
+        """Raise InvalidSignature unless the key that signed last, or a later one, signed it."""
+        for position in range(self.signed_by, len(self._keys)):
+            try:
+                self._keys[position].verify(signature, data, signature_algorithm)
+            except InvalidSignature:
+                continue
+            self.signed_by = position
+            return
+        raise InvalidSignature
+
+
 class TrustAnchors:
     """The authorities that are trusted: one, or two while one succeeds the other, oldest first.
 
@@ -78,6 +102,10 @@ class TrustAnchors:
 
     def __init__(self, *certificates: x509.Certificate) -> None:
         self.certificates = certificates
+        self.retired: tuple[x509.Certificate, ...] = ()
+        """Retired authorities. Only what was stored while one was trusted may be signed by it."""
+        self.issuer: x509.Certificate | None = None
+        """The newest authority that has certified this node; None: none has yet."""
 
     @classmethod
     def parse(cls, pem: bytes, *, source: str, most: int = ANCHORS_MAX) -> "TrustAnchors":
@@ -100,6 +128,25 @@ class TrustAnchors:
     def newest(self) -> x509.Certificate:
         """The one that is trusted longest: an older one may have been retired meanwhile."""
         return self.certificates[-1]
+
+    def successive_keys(self) -> SuccessiveKeys:
+        """Return the keys for a log, which each of them signed until the next one did."""
+        return SuccessiveKeys(map(anchor_key, self.certificates))
+
+    @property
+    def issuing(self) -> "TrustAnchors":
+        """Those that may still certify this node, and sign secrets and authorizations for it.
+
+        Not a predecessor, from the first certificate by its successor on: it may be a stolen key.
+        """
+        if self.issuer not in self.certificates:
+            return TrustAnchors(*self.certificates)
+        return TrustAnchors(*self.certificates[self.certificates.index(self.issuer) :])
+
+    @property
+    def with_retired(self) -> "TrustAnchors":
+        """What records may be signed by of which it is certain since when they are stored."""
+        return TrustAnchors(*self.certificates, *self.retired)
 
     @property
     def digests(self) -> tuple[bytes, ...]:
@@ -209,6 +256,15 @@ class Succession:
 def digest(certificate: x509.Certificate) -> bytes:
     """Return SHA-256 of a certificate (DER)."""
     return certificate.fingerprint(SHA256())
+
+
+def parse_retired(certificates: Sequence[bytes]) -> tuple[x509.Certificate, ...]:
+    """Parse certificates (DER) of retired authorities; `anchors.succession.malformed`."""
+    if len(certificates) > RETIRED_MAX or any(
+        len(each) > CERTIFICATE_BYTES_MAX for each in certificates
+    ):
+        raise _malformed()
+    return tuple(map(_parsed, certificates))
 
 
 def _parsed(der: bytes) -> x509.Certificate:

@@ -248,7 +248,7 @@ def check_anchor(certificate: x509.Certificate, *, source: str) -> x509.Certific
 def _no_anchor(source: str) -> VerificationError:
     return VerificationError(
         "certificate.anchor.malformed",
-        f"{source}: not a trust anchor; allowed: one PEM certificate of a P-256 authority",
+        f"{source}: not a trust anchor; allowed: PEM certificates of P-256 authorities",
     )
 
 

@@ -75,7 +75,7 @@ def _own_anchor(config: Config) -> Path | None:
     """Return where this daemon's own broker will write its trust anchor."""
     if config.broker is None:
         return None
-    from sealane.daemon.broker.role import TRUST_ANCHOR_NAME  # noqa: PLC0415
+    from sealane.daemon.broker.anchor_files import TRUST_ANCHOR_NAME  # noqa: PLC0415
 
     return Path(config.node.state_dir) / TRUST_ANCHOR_NAME
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sealane.crypto.evidence.software import SoftwareKey
-from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
+from sealane.daemon.broker.anchor_files import TRUST_ANCHOR_NAME
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 START_SECONDS: Final = 120.0

@@ -35,7 +35,7 @@ class Authorities:
         self.named = _named(record)
         """What tells this state from others."""
         self.on_change: list[Callable[[], None]] = []
-        """Called after each change."""
+        """Called after each change; must not fail."""
         if signing is None:
             signing, _ = opened_signer(
                 record.wrapped_key, record.certificate, keys, key_id=record.key_id
@@ -46,15 +46,14 @@ class Authorities:
         self.other = b""
         """Digest of the other authority of the present or last replacement."""
         self.began_at: dt.datetime | None = None
-        trusted = [signing.certificate]
+        self.trust(record)
         change = record.succession
         if change is not None:
             self.stage, self.began_at = change.stage, change.began_at
             other = x509.load_der_x509_certificate(change.certificate)
             is_announced = change.stage == AuthorityStage.ANNOUNCED
-            before, after = (signing.certificate, other) if is_announced else (other, trusted[0])
-            if change.stage != AuthorityStage.RETIRED:
-                trusted = [before, after]
+            present = signing.certificate
+            before, after = (present, other) if is_announced else (other, present)
             if change.stage == AuthorityStage.SWITCHED:
                 self.attesting, _ = opened_signer(
                     change.wrapped_key, change.certificate, keys, key_id=record.key_id
@@ -66,10 +65,19 @@ class Authorities:
                 signature=change.signature,
                 retirement=change.retirement,
             )
-        self.anchors.certificates = tuple(trusted)
-        retired = map(x509.load_der_x509_certificate, record.retired_certificates)
-        self.ever = (*retired, *trusted)
-        """Certificates of all authorities that audit logs may be signed by, oldest first."""
+        self.retired = tuple(map(x509.load_der_x509_certificate, record.retired_certificates))
+        """Certificates of those that are no longer trusted, oldest first."""
+
+    def trust(self, record: AuthorityRecord) -> None:
+        """Trust the authorities that `record` names, and no other; needs none of their keys."""
+        present = x509.load_der_x509_certificate(record.certificate)
+        change = record.succession
+        if change is None or change.stage == AuthorityStage.RETIRED:
+            self.anchors.certificates = (present,)
+            return
+        other = x509.load_der_x509_certificate(change.certificate)
+        is_announced = change.stage == AuthorityStage.ANNOUNCED
+        self.anchors.certificates = (present, other) if is_announced else (other, present)
 
     def is_of(self, record: AuthorityRecord) -> bool:
         """Return whether `record` names the same authorities in the same stage."""
@@ -86,13 +94,19 @@ class Authorities:
 
     def become(self, other: "Authorities") -> None:
         """Take over the state of `other`."""
-        self.named = other.named
         self.signing, self.attesting = other.signing, other.attesting
         self.stage, self.began_at, self.other = other.stage, other.began_at, other.other
-        self.succession, self.ever = other.succession, other.ever
+        self.succession, self.retired = other.succession, other.retired
         self.anchors.certificates = other.anchors.certificates
         for tell in self.on_change:
             tell()
+        # Last: a change that was only half made is made again.
+        self.named = other.named
+
+    @property
+    def ever(self) -> tuple[x509.Certificate, ...]:
+        """Certificates of all authorities that audit logs may be signed by, oldest first."""
+        return (*self.retired, *self.anchors.certificates)
 
     @property
     def audit_key(self) -> AnyKey:

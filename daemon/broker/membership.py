@@ -41,7 +41,7 @@ from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
-from sealane.protocol.kinds import NodeState
+from sealane.protocol.kinds import AuthorityStage, NodeState
 from sealane.protocol.v1 import trust_pb2
 
 REVOKED: Final = "node.revoked"
@@ -134,6 +134,9 @@ class Membership:
                 SUPERSEDED, f"another process has since attested as {caller.spiffe_id}"
             )
         _check_not_refused(record, result.policy_version)
+        if self._registry.authorities.stage == AuthorityStage.ANNOUNCED:
+            # Another broker may have switched, and nodes refuse what the predecessor signs then.
+            await self._registry.refresh_authorities()
         return is_outdated or await self._is_lagging(stored)
 
     async def attested(
@@ -185,9 +188,12 @@ class Membership:
                 incarnation=subject.incarnation,
                 version=stated.version,
                 clock_skew_ms=stated.clock_skew_ms,
-                trusted=stated.trusted,
-                certified_by=stated.certified_by,
             )
+            # Brokers of earlier versions, which can't read a succession, can't read these either.
+            if authority.record.succession is not None:
+                said = said.model_copy(
+                    update={"trusted": stated.trusted, "certified_by": stated.certified_by}
+                )
             where = WhereaboutsRecord(
                 incarnation=subject.incarnation,
                 call_address=call_address,

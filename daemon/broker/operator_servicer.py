@@ -63,7 +63,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         async with refusals_recorded(self._broker.audit, "authority.replace", subject="operator"):
             match request.step:
                 case operator_pb2.ReplaceAuthorityRequest.ANNOUNCE:
-                    await self._succession.announce()
+                    await self._succession.announce(request.authority)
                 case operator_pb2.ReplaceAuthorityRequest.SWITCH:
                     await self._succession.switch()
                 case operator_pb2.ReplaceAuthorityRequest.RETIRE:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sealane.crypto.anchors import RETIRED_MAX
 from sealane.crypto.encoding import fields
 from sealane.crypto.keys import KEY_EPOCH_MAX, KEY_EPOCHS_MAX, KEY_ID_BYTES
 from sealane.crypto.lease import (
@@ -39,7 +40,6 @@ SHARES_MAX: Final = 64
 """Tenants that a volume can be shared with at the same time."""
 
 RETIRED_KEYS_MAX: Final = 4096
-RETIRED_AUTHORITIES_MAX: Final = 64
 
 
 def _is_empty(value: Sized) -> bool:
@@ -100,7 +100,7 @@ class AuthorityRecord(Record):
         SuccessionRecord | None, Field(exclude_if=lambda value: value is None)
     ] = None
     retired_certificates: Annotated[
-        tuple[bytes, ...], Field(max_length=RETIRED_AUTHORITIES_MAX, exclude_if=_is_empty)
+        tuple[bytes, ...], Field(max_length=RETIRED_MAX, exclude_if=_is_empty)
     ] = ()
 
 
@@ -309,7 +309,8 @@ class StatedRecord(Record):
     incarnation: bytes
     version: str = ""
     clock_skew_ms: int | None = None
-    # Digests of the authorities that it trusts. Not written if empty: earlier versions.
+    # Digests of the authorities that it trusts, and the one that certified it. Written from the
+    # first announcement of a successor on: earlier versions don't know them.
     trusted: Annotated[tuple[bytes, ...], Field(exclude_if=_is_empty)] = ()
     certified_by: Annotated[bytes, Field(exclude_if=_is_empty)] = b""
 

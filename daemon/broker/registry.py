@@ -74,6 +74,8 @@ class Registry(Tables):
         self.keys = keys
         self._opened_with = opened_with
         self._refreshing = asyncio.Lock()
+        self.is_behind = False
+        """Whether it can't sign, because it could not open the authority's present key."""
 
     @classmethod
     async def open(
@@ -129,8 +131,12 @@ class Registry(Tables):
             record = (await self.authority_record()).record
             if self.authorities.is_of(record):
                 return False
+            # Needs no key, and ends the trust in an authority that was retired.
+            self.authorities.trust(record)
+            self.is_behind = True
             opened = await asyncio.to_thread(Authorities, record, self.keys)
             self.authorities.become(opened)
+            self.is_behind = False
             return True
 
     async def authority_record(self) -> Stored[AuthorityRecord]:

@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
-
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.roles import Role
+from sealane.daemon.broker.anchor_files import AnchorFiles
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
 from sealane.daemon.broker.audit_forward import AuditForwarder
 from sealane.daemon.broker.authorities import Authorities
@@ -28,7 +26,6 @@ from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.role_context import RoleContext
 from sealane.daemon.runtime.calls import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
-from sealane.daemon.runtime.directories import replace_file
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import new_server
 from sealane.protocol.v1 import (
@@ -40,8 +37,6 @@ from sealane.protocol.v1 import (
     trust_pb2_grpc,
 )
 
-TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
-AUDIT_ANCHORS_NAME: Final = "audit-anchors.pem"
 LOCAL_SERVICES: Final = (
     "sealane.v1.Policies",
     "sealane.v1.AuditLog",
@@ -93,14 +88,16 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
     await front.renew()
     spawn("renew-attestation", front.keep_renewed())
 
+    files = AnchorFiles(context.state, authorities)
+    files.write()
+
     def follow() -> None:
-        _write_anchors(context.state, authorities)
         metrics.broker.authorities.set(len(authorities.anchors.certificates))
         opened.log.sign_with(authorities.signing.signing_key)
 
     follow()
-    authorities.on_change += [follow, identity.outdate, front.outdate]
-    spawn("broker-authorities", opened.succession.keep())
+    authorities.on_change += [follow, identity.outdate, front.outdate, files.try_to_write]
+    spawn("broker-authorities", opened.succession.keep(files.try_to_write))
     verifier = await open_verifier(
         config, broker, instance, context.stack, node=node, metrics=metrics
     )
@@ -116,18 +113,6 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
     context.reloads.append(reload)
     _serve_locally(opened, verifier, context)
     await _serve(config, opened, verifier, (identity, front), context)
-
-
-def _write_anchors(state: Path, authorities: Authorities) -> None:
-    """Write what nodes that are set up now should trust, and all that audit logs are signed by."""
-    for name, certificates in (
-        (TRUST_ANCHOR_NAME, authorities.anchors.certificates),
-        (AUDIT_ANCHORS_NAME, authorities.ever),
-    ):
-        path = state / name
-        replace_file(path, b"".join(each.public_bytes(Encoding.PEM) for each in certificates))
-        # No secret, and a copy keeps the mode: other nodes' daemons must be able to read theirs.
-        path.chmod(0o644)
 
 
 def _own_identity(

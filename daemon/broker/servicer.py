@@ -91,6 +91,9 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         )
         if issued.succession is not None:
             result.succession.CopyFrom(succession_message(issued.succession))
+        result.retired_authorities.extend(
+            each.public_bytes(serialization.Encoding.DER) for each in issued.retired
+        )
         return result
 
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
+from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.snapshot import (
     CONTENT_BYTES_MAX,
     PART_BYTES_MAX,
@@ -18,8 +19,9 @@ from sealane.crypto.snapshot import (
     sealed_snapshot,
 )
 from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.authority import AUTHORITY_KEY, opened_signer, parse_authority
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import KEY_BYTES_MAX, VALUE_BYTES_MAX, check_key
+from sealane.daemon.broker.store.contract import KEY_BYTES_MAX, VALUE_BYTES_MAX, Entry, check_key
 from sealane.daemon.broker.store.sqlite import SCHEMA_VERSION
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
@@ -55,9 +57,11 @@ class Snapshots:
             )
         entries, state = await self._registry.store.copy()
         await asyncio.to_thread(_check_size, entries)
+        # Not the one that signs now: a step of a replacement may lie in between.
+        authority = await asyncio.to_thread(self._authority_in, entries)
         now = utc_now()
         header = Header(
-            anchor_sha256=anchor_digest(self._registry.authority.certificate),
+            anchor_sha256=anchor_digest(authority.certificate),
             recipient_sha256=digest_of(recipient),
             node=self._node,
             created=int(now.timestamp()),
@@ -70,7 +74,7 @@ class Snapshots:
             header,
             _pieces(entries),
             recipient=recipient,
-            signing_key=self._registry.authority.signing_key,
+            signing_key=authority.signing_key,
         )
         # Sealed to the recipient, so that a key that can't be sealed to is refused before.
         first = next(parts)
@@ -88,6 +92,14 @@ class Snapshots:
             yield part
         self._metrics.broker.snapshots.inc()
         self._metrics.broker.last_snapshot.set(now.timestamp())
+
+    def _authority_in(self, entries: Mapping[str, bytes]) -> CertificateAuthority:
+        """Open the authority of copied records; errors of `parse_authority`, `opened_signer`."""
+        record = parse_authority(Entry(AUTHORITY_KEY, entries[AUTHORITY_KEY], 0))
+        authority, _ = opened_signer(
+            record.wrapped_key, record.certificate, self._registry.keys, key_id=record.key_id
+        )
+        return authority
 
 
 def _check_size(entries: Mapping[str, bytes]) -> None:

@@ -23,14 +23,13 @@ from typing import Final
 
 from cryptography import x509
 
-from sealane.crypto.anchors import Succession, digest
+from sealane.crypto.anchors import RETIRED_MAX, Succession, digest
 from sealane.crypto.certificates import LIFETIME
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import authority_entry, new_signer, same_authority
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.records import (
-    RETIRED_AUTHORITIES_MAX,
     AuthorityRecord,
     NodeRecord,
     Stored,
@@ -72,9 +71,12 @@ def lag_of(
     succession, stage = authorities.succession, authorities.stage
     if succession is None:
         return None
-    if stage == AuthorityStage.RETIRED:
-        return AuthorityLag.TRUSTING if succession.predecessor in stated.trusted else None
     successor = authorities.anchors.digests[-1]
+    if stage == AuthorityStage.RETIRED:
+        # A node that was named as gone has not said that it trusts the successor.
+        if successor not in stated.trusted:
+            return AuthorityLag.NOT_TRUSTING
+        return AuthorityLag.TRUSTING if succession.predecessor in stated.trusted else None
     if successor not in stated.trusted:
         return AuthorityLag.NOT_TRUSTING
     # What it shows, and not what was recorded last: the answer to it may have been lost.
@@ -107,12 +109,15 @@ class AuthoritySuccession:
         self._audit = audit
         self._now = now
 
-    async def announce(self) -> None:
-        """Make a successor and announce it; idempotent.
+    async def announce(self, authority: bytes = b"") -> None:
+        """Make a successor of the authority with this digest (empty: whichever signs); idempotent.
 
-        UsageError `authority.stage`: another replacement has not ended.
+        UsageError `authority.stage`: another replacement has not ended; `authority.other`: another
+        one signs.
         """
-        await self._step(AuthorityStage.ANNOUNCED, after=(None, AuthorityStage.RETIRED))
+        await self._step(
+            AuthorityStage.ANNOUNCED, after=(None, AuthorityStage.RETIRED), authority=authority
+        )
 
     async def switch(self) -> None:
         """Let the successor sign from now on; idempotent.
@@ -138,15 +143,27 @@ class AuthoritySuccession:
         *,
         after: Sequence[AuthorityStage | None],
         gone: Collection[str] = (),
+        authority: bytes = b"",
     ) -> None:
+        is_repeated = False
+
         async def attempt() -> int | None:
+            nonlocal is_repeated
             stored = await self._registry.authority_record()
             record = stored.record
             present = None if record.succession is None else record.succession.stage
             if present == stage:
-                return 0
+                is_repeated = True
+                return stored.revision
             if present not in after:
                 raise UsageError("authority.stage", _OUT_OF_ORDER[stage])
+            signing = digest(x509.load_der_x509_certificate(record.certificate))
+            if authority not in {b"", signing}:
+                raise UsageError(
+                    "authority.other",
+                    f"the authority is {signing.hex()} now, not {authority.hex()}: it was replaced "
+                    "meanwhile",
+                )
             await self._registry.refresh_authorities()
             authorities = self._registry.authorities
             if not authorities.is_of(record):
@@ -165,9 +182,10 @@ class AuthoritySuccession:
             return await self._registry.commit([same_authority(stored)], authority_entry(changed))
 
         revision = await self._registry.settle(attempt)
-        if revision:
+        if not is_repeated:
             get_logger().warning("authority_replacement", stage=stage)
-            await self._cover(revision)
+        # Of a repeated one, too: the broker that took it may not have lived to do that.
+        await self._cover(revision)
         await self._registry.refresh_authorities()
 
     async def _changed(
@@ -242,7 +260,7 @@ class AuthoritySuccession:
                 "retirement": statement.retired(authorities.signing).retirement,
             }
         )
-        retired = (*record.retired_certificates, before.certificate)[-RETIRED_AUTHORITIES_MAX:]
+        retired = (*record.retired_certificates, before.certificate)[-RETIRED_MAX:]
         return record.model_copy(update={"succession": succession, "retired_certificates": retired})
 
     async def progress(self) -> tuple[Authorities, list[LaggingNode]]:
@@ -279,8 +297,16 @@ class AuthoritySuccession:
                 yield stored
             after = page[-1].name if page else after
 
-    async def keep(self, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Follow the steps that other brokers take."""
+    async def keep(
+        self,
+        write: Callable[[], None],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Follow the steps that other brokers take, and `write` what couldn't be written.
+
+        Raises the errors of `opened_signer`: this broker must not go on with a key of before.
+        """
         while True:
             await sleep(REFRESH_SECONDS)
             try:
@@ -289,6 +315,9 @@ class AuthoritySuccession:
                 get_logger().error(
                     "authorities_unread", reason=error.reason, message=str(error.args[0])
                 )
+                if self._registry.is_behind:
+                    raise
+            write()
 
 
 _OUT_OF_ORDER: Final = {

@@ -98,6 +98,7 @@ class Issued:
     verifier_certificate: x509.Certificate
     authority: x509.Certificate
     succession: Succession | None
+    retired: Sequence[x509.Certificate]
 
 
 class VerifierService:
@@ -293,6 +294,7 @@ class VerifierService:
             verifier_certificate=self._signer.certificate(now=now),
             authority=signing.certificate,
             succession=self._authorities.succession,
+            retired=self._authorities.retired,
         )
 
     async def _record(self, issued: Issued, evidence: bytes, address: str) -> None:

@@ -102,6 +102,15 @@ class AnchoredCatalogue:
         """See `Catalogue.scan`."""
         return await asyncio.to_thread(self._catalogue.scan)
 
+    def check_listed(self, volume_id: uuid.UUID, content: bytes) -> None:
+        """Raise VerificationError unless this is the descriptor on the list that was adopted."""
+        if self._listed.get(volume_id) != _digest(content):
+            raise VerificationError(
+                MISMATCH,
+                f"the descriptor file of volume {volume_id} was changed since the device was "
+                "opened",
+            )
+
     async def begin(self, volume_id: uuid.UUID, content: bytes) -> None:
         """Begin to create a volume; see `Catalogue.begin`."""
         await asyncio.to_thread(self._catalogue.begin, volume_id, content)

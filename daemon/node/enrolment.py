@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
-from sealane.crypto.anchors import digest
+from sealane.crypto.anchors import digest, parse_retired
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, server_name, spiffe_id, verify_leaf
 from sealane.crypto.evidence.claims import device_nonce
@@ -190,9 +190,11 @@ class Enrolment:
         is_changing = result.HasField("succession") and not result.succession.retirement
         if result.HasField("succession"):
             is_changing |= self._kept.learn(result.succession)
+        anchors.retired = parse_retired(result.retired_authorities)
         # The identity puts them into its server's configuration with this certificate.
         self._in_use = anchors.digests
-        self._certified_by = digest(anchors.checked(partial(_issuer, leaf)))
+        anchors.issuer = anchors.issuing.checked(partial(_issuer, leaf))
+        self._certified_by = digest(anchors.issuer)
         is_news = said != (self._in_use, self._certified_by)
         metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
         return Issued(

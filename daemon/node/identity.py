@@ -151,7 +151,7 @@ class Identity:
     @property
     def broker_key(self) -> AnyKey:
         """Broker keys that sign descriptors and sealed secrets."""
-        return self.anchors.key
+        return self.anchors.issuing.key
 
     @property
     def own(self) -> Own:

@@ -71,7 +71,7 @@ class TrustClient:
         signed = await self._brokers.call(
             lambda channel: TrustStub(channel).AuthorizePeers(request, timeout=_CALL_SECONDS)
         )
-        self._identity.anchors.checked(
+        self._identity.anchors.issuing.checked(
             lambda anchor: verify_authorization(
                 anchor, authorization=signed.authorization, signature=signed.signature
             )

@@ -120,7 +120,8 @@ class StorageService:
         self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
     ) -> broker_pb2.VolumeDescriptor:
         """Verify a descriptor; a restored one dates from its volume's creation or last resize."""
-        descriptor = open_descriptor(self._anchors, signed)
+        anchors = self._anchors.with_retired if is_restored else self._anchors
+        descriptor = open_descriptor(anchors, signed)
         if descriptor.third_party or descriptor.mode not in {"", VolumeMode.OFF}:
             raise UsageError(
                 "namespace.mode",
@@ -384,7 +385,13 @@ class StorageService:
         self.events.report(volume_id, kind, reason=error.reason, detail=str(error))
 
     def _restorable(self, volume_id: uuid.UUID, content: bytes) -> broker_pb2.VolumeDescriptor:
-        """Verify the descriptor of a volume of an earlier process."""
+        """Verify the descriptor of a volume of an earlier process.
+
+        It may be signed by a retired authority: that it is the one on the anchored list proves that
+        it was stored, and verified, before.
+        """
+        if self._catalogue is not None:
+            self._catalogue.check_listed(volume_id, content)
         try:
             signed = broker_pb2.SignedVolumeDescriptor.FromString(content)
             groups = storage_pb2.FailOverGroups.FromString(content)

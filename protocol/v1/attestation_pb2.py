@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%sealane/protocol/v1/attestation.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"_\n\x13GetChallengeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x16\n\x0e\x65vidence_types\x18\x03 \x03(\t\x12\x14\n\x0cintroduction\x18\x04 \x01(\x0c\"\xc7\x01\n\tChallenge\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x10\n\x08\x61udience\x18\x03 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nactivation\x18\x05 \x01(\x0c\x12\x1f\n\x17required_evidence_types\x18\x06 \x03(\t\x12\x1f\n\x17optional_evidence_types\x18\x07 \x03(\t\"\xb5\x02\n\rAttestRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x14\n\x0cruntime_data\x18\x02 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\x12-\n\tsend_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12;\n\taddresses\x18\x06 \x03(\x0b\x32(.sealane.v1.AttestRequest.AddressesEntry\x12\x1b\n\x13trusted_authorities\x18\x07 \x03(\x0c\x12\x1c\n\x14\x63\x65rtifying_authority\x18\x08 \x01(\x0c\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd0\x01\n\x11\x41ttestationResult\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x12\x18\n\x10trust_anchor_pem\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05token\x18\x04 \x01(\t\x12\x1c\n\x14verifier_certificate\x18\x05 \x01(\x0c\x12*\n\nsuccession\x18\x06 \x01(\x0b\x32\x16.sealane.v1.Succession\"]\n\nSuccession\x12\x13\n\x0bpredecessor\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x12\n\nretirement\x18\x04 \x01(\x0c\":\n\x0bSuccessions\x12+\n\x0bsuccessions\x18\x01 \x03(\x0b\x32\x16.sealane.v1.Succession2\x99\x01\n\x0b\x41ttestation\x12\x46\n\x0cGetChallenge\x12\x1f.sealane.v1.GetChallengeRequest\x1a\x15.sealane.v1.Challenge\x12\x42\n\x06\x41ttest\x12\x19.sealane.v1.AttestRequest\x1a\x1d.sealane.v1.AttestationResultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%sealane/protocol/v1/attestation.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"_\n\x13GetChallengeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x16\n\x0e\x65vidence_types\x18\x03 \x03(\t\x12\x14\n\x0cintroduction\x18\x04 \x01(\x0c\"\xc7\x01\n\tChallenge\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x10\n\x08\x61udience\x18\x03 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nactivation\x18\x05 \x01(\x0c\x12\x1f\n\x17required_evidence_types\x18\x06 \x03(\t\x12\x1f\n\x17optional_evidence_types\x18\x07 \x03(\t\"\xb5\x02\n\rAttestRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x14\n\x0cruntime_data\x18\x02 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\x12-\n\tsend_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12;\n\taddresses\x18\x06 \x03(\x0b\x32(.sealane.v1.AttestRequest.AddressesEntry\x12\x1b\n\x13trusted_authorities\x18\x07 \x03(\x0c\x12\x1c\n\x14\x63\x65rtifying_authority\x18\x08 \x01(\x0c\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xed\x01\n\x11\x41ttestationResult\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x12\x18\n\x10trust_anchor_pem\x18\x02 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05token\x18\x04 \x01(\t\x12\x1c\n\x14verifier_certificate\x18\x05 \x01(\x0c\x12*\n\nsuccession\x18\x06 \x01(\x0b\x32\x16.sealane.v1.Succession\x12\x1b\n\x13retired_authorities\x18\x07 \x03(\x0c\"]\n\nSuccession\x12\x13\n\x0bpredecessor\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x12\n\nretirement\x18\x04 \x01(\x0c\":\n\x0bSuccessions\x12+\n\x0bsuccessions\x18\x01 \x03(\x0b\x32\x16.sealane.v1.Succession2\x99\x01\n\x0b\x41ttestation\x12\x46\n\x0cGetChallenge\x12\x1f.sealane.v1.GetChallengeRequest\x1a\x15.sealane.v1.Challenge\x12\x42\n\x06\x41ttest\x12\x19.sealane.v1.AttestRequest\x1a\x1d.sealane.v1.AttestationResultb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,11 +43,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTESTREQUEST_ADDRESSESENTRY']._serialized_start=647
   _globals['_ATTESTREQUEST_ADDRESSESENTRY']._serialized_end=695
   _globals['_ATTESTATIONRESULT']._serialized_start=698
-  _globals['_ATTESTATIONRESULT']._serialized_end=906
-  _globals['_SUCCESSION']._serialized_start=908
-  _globals['_SUCCESSION']._serialized_end=1001
-  _globals['_SUCCESSIONS']._serialized_start=1003
-  _globals['_SUCCESSIONS']._serialized_end=1061
-  _globals['_ATTESTATION']._serialized_start=1064
-  _globals['_ATTESTATION']._serialized_end=1217
+  _globals['_ATTESTATIONRESULT']._serialized_end=935
+  _globals['_SUCCESSION']._serialized_start=937
+  _globals['_SUCCESSION']._serialized_end=1030
+  _globals['_SUCCESSIONS']._serialized_start=1032
+  _globals['_SUCCESSIONS']._serialized_end=1090
+  _globals['_ATTESTATION']._serialized_start=1093
+  _globals['_ATTESTATION']._serialized_end=1246
 # @@protoc_insertion_point(module_scope)

@@ -189,6 +189,7 @@ class AttestationResult(message.Message):
     TOKEN_FIELD_NUMBER: builtins.int
     VERIFIER_CERTIFICATE_FIELD_NUMBER: builtins.int
     SUCCESSION_FIELD_NUMBER: builtins.int
+    RETIRED_AUTHORITIES_FIELD_NUMBER: builtins.int
     certificate_pem: builtins.str
     trust_anchor_pem: builtins.str
     token: builtins.str
@@ -203,6 +204,12 @@ class AttestationResult(message.Message):
     def succession(self) -> Succession:
         """The present or last replacement of the brokers' authority; absent: it was never replaced."""
 
+    @builtins.property
+    def retired_authorities(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Certificates (DER) of authorities that were retired, oldest first, at most 64. They count for
+        the descriptors of volumes that a target stored before, and for nothing else.
+        """
+
     def __init__(
         self,
         *,
@@ -212,10 +219,11 @@ class AttestationResult(message.Message):
         token: builtins.str = ...,
         verifier_certificate: builtins.bytes = ...,
         succession: Succession | None = ...,
+        retired_authorities: abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time", "succession", b"succession"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate_pem", b"certificate_pem", "expire_time", b"expire_time", "succession", b"succession", "token", b"token", "trust_anchor_pem", b"trust_anchor_pem", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate_pem", b"certificate_pem", "expire_time", b"expire_time", "retired_authorities", b"retired_authorities", "succession", b"succession", "token", b"token", "trust_anchor_pem", b"trust_anchor_pem", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

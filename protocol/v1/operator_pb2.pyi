@@ -159,7 +159,12 @@ class ReplaceAuthorityRequest(message.Message):
 
     STEP_FIELD_NUMBER: builtins.int
     GONE_NODES_FIELD_NUMBER: builtins.int
+    AUTHORITY_FIELD_NUMBER: builtins.int
     step: ReplaceAuthorityRequest.Step.ValueType
+    authority: builtins.bytes
+    """ANNOUNCE: SHA-256 of the certificate (DER) of the authority to be succeeded, so that a call that
+    is repeated after RETIRE begins no second replacement; empty: whichever signs.
+    """
     @builtins.property
     def gone_nodes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """RETIRE: nodes that need not trust the successor"""
@@ -169,10 +174,11 @@ class ReplaceAuthorityRequest(message.Message):
         *,
         step: ReplaceAuthorityRequest.Step.ValueType = ...,
         gone_nodes: abc.Iterable[builtins.str] | None = ...,
+        authority: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["gone_nodes", b"gone_nodes", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["authority", b"authority", "gone_nodes", b"gone_nodes", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

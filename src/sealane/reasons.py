@@ -187,6 +187,7 @@ ReasonId = Literal[
     "authentication.refused",
     "authentication.required",
     "authority.needed",
+    "authority.other",
     "authority.stage",
     "authority.unready",
     "authorization.limit",

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from broker.restoring import ANCHOR, Place
-from brokers import MemoryAudit
+from brokers import MemoryAudit, succession_of
 from control_plane import sealanectl, short_directory, write_key
 from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX
@@ -29,6 +31,7 @@ from sealane.crypto.snapshot import (
     sealed_snapshot,
 )
 from sealane.daemon.broker import snapshot as snapshots
+from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import AUTHORITY_KEY
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.opening import OpenedBroker
@@ -367,6 +370,24 @@ async def test_snapshot_of_others_or_for_others_is_refused(place: Place) -> None
         place.prepared(snapshot)
     assert caught.value.reason == "key.wrap.invalid"
     assert [*place.state.glob("broker.sqlite*")] == []
+
+
+async def test_snapshot_taken_before_the_broker_follows_a_step_can_be_restored(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.opened() as opened:
+        registry = opened.service.registry
+        steps = succession_of(registry)
+        await steps.announce()
+        monkeypatch.setattr(Authorities, "become", lambda *_: None)
+        await steps.switch()
+        snapshot = await place.snapshot(opened)
+        stored = (await registry.authority_record()).record
+        anchor = x509.load_der_x509_certificate(stored.certificate)
+        assert registry.authority.certificate != anchor
+    (place.root / ANCHOR).write_bytes(anchor.public_bytes(Encoding.PEM))
+    place.lose()
+    await place.restore(snapshot)
 
 
 async def test_snapshot_of_a_later_format_is_refused_as_such(place: Place) -> None:

@@ -1,5 +1,6 @@
 """The replacement of the authority at a broker: who must be ready for each step."""
 
+import asyncio
 import datetime as dt
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from brokers import Count, MemoryAudit, rewrapping_of, start_broker, succession_
 from sealane.crypto.anchors import TrustAnchors, digest
 from sealane.crypto.certificates import Subject
 from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker import authorities
 from sealane.daemon.broker.authority import opened_signer
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.stated import Stated
@@ -96,6 +98,23 @@ async def test_a_whole_replacement(site: Site) -> None:
     ]
 
 
+async def test_brokers_of_earlier_versions_read_what_nodes_state_until_a_replacement(
+    site: Site,
+) -> None:
+    node = site.node()
+    for _ in range(2):
+        await node.attest(site.registry)
+    said = await site.registry.stated.get("target/s")
+    assert said is not None
+    assert node.in_use.digests
+    assert {*said.record.model_dump()} == {"incarnation", "version", "clock_skew_ms"}
+    await site.steps.announce()
+    await node.attest(site.registry)
+    said = await site.registry.stated.get("target/s")
+    assert said is not None
+    assert said.record.trusted == (digest(site.first.certificate),)
+
+
 async def test_steps_are_idempotent_and_have_an_order(site: Site) -> None:
     assert await site.refusal(site.steps.switch()) == "authority.stage"
     assert await site.refusal(site.steps.retire()) == "authority.stage"
@@ -154,6 +173,83 @@ async def test_nodes_that_are_gone_or_revoked_are_not_waited_for(site: Site) -> 
     await site.steps.switch()
     assert await site.refusal(site.steps.retire()) == "authority.needed"
     await site.steps.retire(gone=["s"])
+    # Its operator still has to give it the new trust anchor.
+    assert await site.lags() == {"s": AuthorityLag.NOT_TRUSTING}
+
+
+async def test_a_broker_that_cannot_open_the_successors_key_trusts_it_and_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise UnavailableError("key.token.unavailable", "the token is away")
+
+    async def at_once(_seconds: float) -> None:
+        pass
+
+    await site.steps.announce()
+    await site.other.refresh_authorities()
+    await site.steps.switch()
+    await site.steps.retire()
+    monkeypatch.setattr(authorities, "opened_signer", fail)
+    with pytest.raises(UnavailableError):
+        await succession_of(site.other).keep(lambda: None, sleep=at_once)
+    assert site.other.authorities.anchors.digests == site.registry.authorities.anchors.digests
+
+
+async def test_a_broker_that_cannot_read_the_store_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = []
+
+    async def fail(_key: str) -> None:
+        raise UnavailableError("broker.store.unavailable", "away")
+
+    async def thrice(seconds: float) -> None:
+        sleeps.append(seconds)
+        if len(sleeps) > 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(site.other.store, "get", fail)
+    with pytest.raises(asyncio.CancelledError):
+        await succession_of(site.other).keep(lambda: None, sleep=thrice)
+
+
+async def test_an_announcement_repeated_after_the_end_begins_no_other(site: Site) -> None:
+    present = digest(site.first.certificate)
+    for _ in range(2):
+        await site.steps.announce(present)
+    await site.steps.switch()
+    await site.steps.retire()
+    assert await site.refusal(site.steps.announce(present)) == "authority.other"
+    await site.steps.announce(digest(site.registry.authority.certificate))
+
+
+async def test_a_broker_that_is_called_follows_a_switch_before_it_signs(site: Site) -> None:
+    node, books = site.node(), membership_of(site.other, site.clock)
+    await site.steps.announce()
+    await site.other.refresh_authorities()
+    for _ in range(2):
+        await node.attest(site.registry)
+    await site.steps.switch()
+    assert site.other.authority.certificate == site.first.certificate
+    assert node.leaf is not None
+    await books.admit(TARGET, node.leaf, _Result())  # type: ignore[arg-type]
+    assert site.other.authority.certificate == site.registry.authority.certificate
+
+
+async def test_a_repeated_step_is_covered(site: Site) -> None:
+    covered: list[int] = []
+
+    async def cover(revision: int) -> None:
+        covered.append(revision)
+
+    steps = AuthoritySuccession(
+        site.registry, node="b", cover=cover, audit=site.audit, now=site.clock
+    )
+    for _ in range(2):
+        await steps.announce()
+    revision = (await site.registry.authority_record()).revision
+    assert covered == [revision, revision]
 
 
 async def test_a_lost_answer_counts_as_none(site: Site) -> None:

@@ -7,6 +7,7 @@ import pytest
 from compat.cluster import ORDER, Cluster, Release, cluster, show
 from compat.messages import Messages
 from compat.volumes import check_volumes, written_volume
+from control_plane import sealanectl
 from kills.load import BYTES, WRITERS, Load
 from patience import PATIENCE_SECONDS
 from sealane.client import connect
@@ -42,6 +43,11 @@ async def test_a_cluster_is_replaced_daemon_by_daemon_and_back(
                         await messages.went_on()
                         load.pause_seconds = messages.pause_seconds = 0.0
                         await replaced(made, name, release, messages)
+                        # The other release's broker wrote some of what it lists.
+                        listed = await asyncio.to_thread(
+                            sealanectl, "--socket", made.socket("broker"), "node", "list"
+                        )
+                        assert listed.returncode == 0, listed.stderr
                         await load.went_on()
                         await messages.went_on()
                         pauses.append((name, release, load.pause_seconds, messages.pause_seconds))

@@ -123,6 +123,15 @@ def _signed(authority: CertificateAuthority) -> bytes:
     return authority.signing_key.sign(b"m", _HASH)
 
 
+def test_a_predecessor_issues_nothing_after_the_successors_first_certificate() -> None:
+    anchors = TrustAnchors(A.certificate, B.certificate)
+    for issuer, issuing in ((None, "AB"), (A, "AB"), (B, "B"), (C, "AB")):
+        anchors.issuer = None if issuer is None else issuer.certificate
+        assert anchors.issuing.certificates == tuple(CERTIFICATES[name] for name in issuing)
+    # Peers may still show certificates of both.
+    assert anchors.certificates == (A.certificate, B.certificate)
+
+
 def test_the_error_is_that_of_the_authority_which_signed() -> None:
     subject = Subject(
         node="g", role="gateway", tenant="", incarnation=bytes(16), kem_public_key=bytes(32)

@@ -6,6 +6,7 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealane.crypto.anchors import SuccessiveKeys
 from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Record, verify_log
 from sealane.crypto.encoding import JSON, canonical_json
 from sealane.errors import UsageError, VerificationError
@@ -38,6 +39,27 @@ def test_whole_log_verifies_and_says_how_much_is_signed() -> None:
     reader = verify_log(log(), signer=KEY.public_key())
     assert (reader.head.sequence, reader.signed_sequence) == (6, 3)
     reader.require(reader.head)
+
+
+def test_keys_succeed_each_other_and_none_comes_back() -> None:
+    keys = [KEY, *(ec.generate_private_key(ec.SECP256R1()) for _ in range(2))]
+
+    def signed_by(*order: int) -> list[bytes]:
+        chain = Chain()
+        made = [chain.checkpoint(keys[each], now=NOW) for each in order]
+        return [line.removesuffix(b"\n") for line in made]
+
+    def signer() -> SuccessiveKeys:
+        return SuccessiveKeys(key.public_key() for key in keys)
+
+    for order in ((0, 0, 1, 1, 2), (0, 2), (1,)):
+        successive = signer()
+        assert verify_log(signed_by(*order), signer=successive).signed_sequence == len(order) - 1
+        assert successive.signed_by == order[-1]
+    for order in ((1, 0), (0, 1, 2, 1)):
+        with pytest.raises(VerificationError) as refused:
+            verify_log(signed_by(*order), signer=signer())
+        assert refused.value.reason == "audit.checkpoint.signature"
 
 
 @pytest.mark.parametrize("position", range(5))

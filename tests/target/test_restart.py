@@ -36,6 +36,7 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.authority = CertificateAuthority.create(broker="b", now=NOW)
+        self.anchors = TrustAnchors(self.authority.certificate)
         self.events: list[Event] = []
         self.device_id = ""
 
@@ -71,7 +72,7 @@ class Site:
                 target,
                 node="s",
                 store="file",
-                anchors=TrustAnchors(self.authority.certificate),
+                anchors=self.anchors,
                 kem=X25519KemKey.create(),
                 authorizations=all_authorized(target),
                 device=device,
@@ -211,6 +212,41 @@ async def test_descriptor_that_does_not_fit_is_reported_and_nothing_is_deleted(
             await service.create(CALLER, signed)
     assert {*files} == volume_files(site.directory)
     assert site.path(volume_id, "volume").read_bytes() == files[site.path(volume_id, "volume")]
+
+
+async def test_volumes_outlive_the_authority_that_signed_their_descriptors(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    successor = CertificateAuthority.create(broker="b", now=NOW)
+    site.anchors = TrustAnchors(successor.certificate)
+    async with site.process():
+        assert site.said("skipped") == [(volume_id, "volume.descriptor.signature")]
+    site.anchors.retired = (site.authority.certificate,)
+    async with site.process() as service:
+        assert site.said("restored") == [(volume_id, "")]
+        assert (await service.namespace(CALLER, volume_id)).sector_count == 64
+        # What wasn't stored before must be signed by an authority that is trusted.
+        with pytest.raises(VerificationError, match=r"volume\.descriptor\.signature"):
+            await site.create(service)
+        larger = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id, sectors=65))
+        with pytest.raises(VerificationError, match=r"volume\.descriptor\.signature"):
+            await service.resize(CALLER, larger)
+
+
+async def test_a_descriptor_changed_after_the_list_was_checked_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    restore = StorageService.restore
+
+    async def change(service: StorageService) -> None:
+        site.path(volume_id, "volume").write_bytes(site.signed(volume_id, sectors=32))
+        await restore(service)
+
+    monkeypatch.setattr(StorageService, "restore", change)
+    async with site.process():
+        assert site.said("skipped") == [(volume_id, "device.anchor.mismatch")]
 
 
 async def test_damaged_store_is_reported_and_left(site: Site) -> None:

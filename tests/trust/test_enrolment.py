@@ -13,7 +13,7 @@ from brokers import MemoryAudit, authorities_of, unchanged_authorities
 from control_plane import write_key
 from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.verifier import Verifier
-from sealane.crypto.certificates import Subject, spiffe_id
+from sealane.crypto.certificates import CertificateAuthority, Subject, spiffe_id
 from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.registry import Registry
@@ -189,6 +189,24 @@ async def test_a_broker_that_forgot_its_challenge_costs_a_fresh_one(site: Site) 
     await site.enrolment.obtain(Keys.create())
     assert [name for name, _ in site.answered] == ["b1", "b2"]
     assert site.is_straight()
+
+
+async def test_no_certificate_by_the_predecessor_is_accepted_after_one_by_the_successor(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.enrolment.obtain(Keys.create())
+    anchors = site.enrolment._kept.anchors
+    [present] = anchors.certificates
+    assert anchors.issuer == present
+    successor = CertificateAuthority.create(broker="b1", now=utc_now())
+    anchors.certificates = (present, successor.certificate)
+    expected = key_digest(present)
+    monkeypatch.setattr(module, "key_digest", lambda _: expected)
+    await site.enrolment.obtain(Keys.create())
+    anchors.issuer = successor.certificate
+    with pytest.raises(VerificationError) as refused:
+        await site.enrolment.obtain(Keys.create())
+    assert refused.value.reason == "certificate.issuer"
 
 
 async def test_a_refusal_is_not_taken_to_the_next_broker(site: Site) -> None:

@@ -18,13 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from control_plane import Daemon, Site, daemon, sealanectl
 from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
-from sealane.client import connect
+from sealane.client import Client, Volume, connect
 from sealane.crypto.anchors import digest
 from sealane.crypto.certificates import Subject, server_name
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.runtime.clock import utc_now
+from sealane.errors import UnavailableError
 from sealane.protocol.v1 import trust_pb2
 from sealane.protocol.v1.trust_pb2_grpc import TrustStub
 from trust.test_device_daemons import MIB, World, world
@@ -58,6 +59,17 @@ async def _until_nodes(broker: Daemon, wanted: Callable[[list[Any]], bool]) -> A
         await asyncio.sleep(0.3)
 
 
+async def _created(client: Client) -> Volume:
+    """Create a volume once the gateway's channel has reached the restarted target."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await client.volumes.create(size_bytes=MIB)
+        except UnavailableError:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.3)
+
+
 def _is_empty(nodes: list[Any]) -> bool:
     return not nodes
 
@@ -89,7 +101,14 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         away = set_up(world.target_config("s2", directory=str(site.root / "stores2")))
         with daemon(away):
             pass
-        target = stack.enter_context(daemon(set_up(world.target_config())))
+        target_path = set_up(world.target_config())
+        data, control = addresses_of_our_own(2)
+        target_path.write_text(
+            target_path.read_text()
+            .replace('[target]\nlisten = "127.0.0.1:0"', f'[target]\nlisten = "{data}"')
+            .replace('control_listen = "127.0.0.1:0"', f'control_listen = "{control}"')
+        )
+        target = stack.enter_context(daemon(target_path))
         gateway_config = set_up(
             site.write_config(
                 "g",
@@ -157,8 +176,12 @@ async def test_hosts_notice_nothing_and_a_killed_broker_goes_on(world: World) ->
         assert digest(present).hex() == retired["authority"]
         await _attack(stolen, site, world.broker)
 
+        # The target opens volumes whose descriptors the retired authority signed.
+        target.kill()
+        target = stack.enter_context(daemon(target_path))
+        await load.goes_on()
         # A new volume, and nodes that start again with their old file.
-        another = await client.volumes.create(size_bytes=MIB)
+        another = await _created(client)
         await client.volumes.delete(another.name)
         await load.goes_on()
         assert load.failure is None
