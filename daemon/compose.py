@@ -187,6 +187,8 @@ class Daemon:
             from sealane.daemon.fabric.role import start_fabric  # noqa: PLC0415
 
             await start_fabric(config.fabric, context)
+        # Roles have made their directories: a new target says at once how much room it has.
+        await asyncio.to_thread(self._space.look)
         await self._start_local()
 
     async def keep_reloaded(

@@ -97,9 +97,16 @@ async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         async for _ in call:
             return
 
+    async def conversation(method):
+        # Nothing is written: the refusal of a call may be lost to a client that writes meanwhile.
+        call = channel.stream_stream(method)(timeout=20)
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.done_writing()
+        await first(call)
+
     for method in methods:
         if method == dialogue:
-            call = first(channel.stream_stream(method)(iter([b""]), timeout=20))
+            call = conversation(method)
         elif method in streams:
             call = first(channel.unary_stream(method)(b"", timeout=20))
         else:

@@ -417,7 +417,8 @@ def test_metrics_are_served(site: Site) -> None:
         with urllib.request.urlopen(f"http://{address}/metrics") as answer:
             text = answer.read().decode()
     assert 'sealane_build_info{version="' in text
-    assert 'sealane_enrolments_total{result="succeeded"} 1.0' in text
+    # One for each of its servers.
+    assert 'sealane_enrolments_total{result="succeeded"} 2.0' in text
     assert 'sealane_certificate_expiry_timestamp_seconds{role="broker"}' in text
 
 

@@ -306,6 +306,9 @@ async def test_the_default_is_the_target_with_most_room_that_is_not_drained() ->
             for name in ("s", "s2"):
                 await asyncio.to_thread(cluster.start_target, name)
             with daemon(cluster.gateway_config("s", "s2")) as gateway:
+                # One that hasn't answered yet gets no volume.
+                both = {"s": "good", "s2": "good"}
+                await asyncio.to_thread(until, lambda: states(gateway) == both)
                 async with connect(gateway.socket) as client:
                     for _ in range(3):
                         volume = await client.volumes.create(size_bytes=MIB)
