@@ -7,6 +7,7 @@ from typing import Final
 from sealane import _native
 from sealane.daemon.device.anchors.anchor import volume_record
 from sealane.daemon.device.anchors.device_anchors import ANCHOR_SECONDS, DeviceAnchors
+from sealane.daemon.device.openings import GIVEN_AWAY
 from sealane.errors import Error, VerificationError, foreign_reason
 from sealane.transport.tasks import TaskOwner
 
@@ -59,9 +60,12 @@ class StoreAnchor:
     async def _answer(self, number: int, blob: bytes) -> None:
         try:
             await self._anchors.reach(self._name, number, blob)
-        except VerificationError as error:
-            self.native.answer(number, lost=f"{error.reason}: {error.args[0]}")
         except Error as error:
-            self.native.answer(number, unreachable=f"{error.reason}: {error.args[0]}")
+            said = f"{error.reason}: {error.args[0]}"
+            if isinstance(error, VerificationError) and error.reason not in GIVEN_AWAY:
+                self.native.answer(number, lost=said)
+            else:
+                # A move says nothing about what is stored: hosts wait for the next opening.
+                self.native.answer(number, unreachable=said)
         else:
             self.native.answer(number)

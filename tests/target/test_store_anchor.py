@@ -22,7 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.is_silent = False
-        self.is_lost = False
+        self.lost: str | None = None
         self.calls = 0
 
     def anchor(self) -> Anchor:
@@ -32,8 +32,8 @@ class Memory:
         self.calls += len(changes)
         if self.is_silent:
             raise UnavailableError("broker.unreachable", "silent")
-        if self.is_lost:
-            raise VerificationError("device.fenced", "another opening has it")
+        if self.lost is not None:
+            raise VerificationError(self.lost, "another opening has it")
 
 
 @pytest.fixture
@@ -115,10 +115,22 @@ async def test_anchor_that_another_opening_has_is_lost_for_good(
 ) -> None:
     await target.create_volume(VOLUME, sector_count=SECTORS)
     await target.close_volume(VOLUME)
-    memory.is_lost = True
+    memory.lost = "device.fenced"
     with pytest.raises(VerificationError) as caught:
         await target.open_volume(VOLUME, sector_count=SECTORS)
     assert caught.value.reason == "store.rolled_back"
+
+
+async def test_anchor_of_a_device_that_was_moved_is_away_until_the_next_opening(
+    target: Target, memory: Memory
+) -> None:
+    """So it is after brokers were restored: hosts must wait, not be told that data are lost."""
+    await target.create_volume(VOLUME, sector_count=SECTORS)
+    await target.close_volume(VOLUME)
+    memory.lost = "device.moved"
+    with pytest.raises(UnavailableError) as caught:
+        await target.open_volume(VOLUME, sector_count=SECTORS)
+    assert caught.value.reason == "anchor.unreachable"
 
 
 async def test_state_that_is_anchored_under_another_number_is_refused(
