@@ -27,11 +27,8 @@ async def traced(options: argparse.Namespace) -> AsyncIterator[str]:
     A command that repeats until it is interrupted belongs to no trace. UsageError `config.…` for
     what the environment says of the collector.
     """
-    if options.is_endless or options.every is not None:
-        yield ""
-        return
     told = traceparent_of(options)
-    if (config := collector(os.environ)) is None:
+    if _repeats(options) or (config := collector(os.environ)) is None:
         yield told
         return
     async with _span(config, options, told):
@@ -40,7 +37,11 @@ async def traced(options: argparse.Namespace) -> AsyncIterator[str]:
 
 def traceparent_of(options: argparse.Namespace) -> str:
     """Return the trace that the calls of a command belong to, if any."""
-    return "" if options.is_endless or options.every is not None else told_traceparent()
+    return "" if _repeats(options) else told_traceparent()
+
+
+def _repeats(options: argparse.Namespace) -> bool:
+    return options.is_endless or options.every is not None
 
 
 def collector(environment: Mapping[str, str]) -> "TracesConfig | None":

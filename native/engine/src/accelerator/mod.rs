@@ -94,7 +94,7 @@ pub trait Device: Debug + Send + Sync {
     /// Makes it forget a key. Blocks for up to a second.
     fn unload(&self, key: KeySlot) -> io::Result<()>;
 
-    /// Opens a queue for one thread; `StorageFull` if it has no more. Blocks for up to a second.
+    /// Opens a queue for one thread; `StorageFull` if none is left. Blocks for up to a second.
     fn queue(&self) -> io::Result<Box<dyn Queue>>;
 }
 
