@@ -55,6 +55,20 @@ async def reason(call):
     return "served"
 
 
+async def first(call):
+    async for _ in call:
+        return
+
+
+async def conversation(method):
+    # Nothing is written: if a message can't be sent because the call was refused meanwhile, gRPC's
+    # client says "internal error" in place of the refusal.
+    call = method(timeout=PATIENCE_SECONDS)
+    with contextlib.suppress(Exception):
+        await call.done_writing()
+    await first(call)
+
+
 async def refused(socket):
     try:
         async with connect(socket):
@@ -72,7 +86,8 @@ class Job:
 
     In it, `arguments` holds what was given, `say` sends a value here, `heard()` returns one sent to
     it, `reason(call)` the reason for which a call fails, `refused(socket)` for which connecting to
-    a daemon does.
+    a daemon does. `first(call)` awaits the first message of a stream; `conversation(method)` calls
+    a method to which both sides may write, and awaits its first.
     """
 
     def __init__(

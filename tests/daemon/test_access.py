@@ -92,22 +92,9 @@ CALLS = """
 path, methods, streams, dialogue = arguments
 answers = {}
 async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-
-    async def first(call):
-        async for _ in call:
-            return
-
-    async def conversation(method):
-        # Nothing is written: if a message can't be sent because the call was refused meanwhile,
-        # gRPC's client says "internal error" in place of the refusal.
-        call = channel.stream_stream(method)(timeout=20)
-        with contextlib.suppress(Exception):
-            await call.done_writing()
-        await first(call)
-
     for method in methods:
         if method == dialogue:
-            call = conversation(method)
+            call = conversation(channel.stream_stream(method))
         elif method in streams:
             call = first(channel.unary_stream(method)(b"", timeout=20))
         else:

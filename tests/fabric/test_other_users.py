@@ -205,12 +205,7 @@ async with connect(arguments[0]) as client:
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
         )
         health = channel.unary_unary("/grpc.health.v1.Health/Check")
-
-        async def reflected():
-            async for _ in reflect(iter([b""])):
-                pass
-
-        calls |= {"reflection": reflected(), "health": health(b"")}
+        calls |= {"reflection": conversation(reflect), "health": health(b"")}
         answers = {name: await reason(call) for name, call in calls.items()}
     node = await client.node()
     say([answers, list(node.addresses), list(node.roles)])
