@@ -11,7 +11,7 @@ from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.attestation.ar4si import tier_of
 from sealane.crypto.attestation.ear import AttestationResult, read_unverified
 from sealane.crypto.certificates import verify_leaf, verify_verifier
-from sealane.daemon.runtime.calls import verified_result
+from sealane.daemon.runtime.authorizers import verified_result
 from sealane.errors import VerificationError
 from sealane.protocol.v1 import nodes_pb2
 

@@ -36,7 +36,7 @@ from sealane.daemon.gateway.volumes import VolumeService
 from sealane.daemon.node.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.peers import PeerIncarnation
-from sealane.daemon.runtime.calls import Authorizer
+from sealane.daemon.runtime.authorizers import Authorizer
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import (

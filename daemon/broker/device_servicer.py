@@ -14,7 +14,8 @@ from sealane.daemon.broker.device_books import DeviceBooks, Entry
 from sealane.daemon.broker.devices import Devices, Findings
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.device.anchors.anchor import Anchored, Change
-from sealane.daemon.runtime.calls import Authorizer, Context, parse_uuid
+from sealane.daemon.runtime.authorizers import Authorizer, Context
+from sealane.daemon.runtime.calls import parse_uuid
 from sealane.daemon.volume.jobs import job_kind
 from sealane.daemon.volume.take_overs import TakeOver
 from sealane.errors import UsageError

@@ -19,7 +19,8 @@ from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.succession import AuthoritySuccession, LaggingNode
 from sealane.daemon.broker.volume_access import descriptor_of
-from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
+from sealane.daemon.runtime.authorizers import Context
+from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid
 from sealane.errors import UsageError
 from sealane.protocol.kinds import LeaseState
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc

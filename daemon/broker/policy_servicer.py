@@ -11,7 +11,7 @@ from google.protobuf import empty_pb2
 
 from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
-from sealane.daemon.runtime.calls import Context
+from sealane.daemon.runtime.authorizers import Context
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import policy_pb2, policy_pb2_grpc
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from sealane.crypto.audit import Detail, Head, Outcome
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.peers import prefix_of
-from sealane.daemon.runtime.calls import UNKNOWN_CALLER
+from sealane.daemon.runtime.authorizers import UNKNOWN_CALLER
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error, UnavailableError

@@ -24,7 +24,7 @@ from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServic
 from sealane.daemon.config import BrokerConfig, Config
 from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.role_context import RoleContext
-from sealane.daemon.runtime.calls import TlsOnly
+from sealane.daemon.runtime.authorizers import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import new_server

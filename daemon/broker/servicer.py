@@ -17,7 +17,7 @@ from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.stated import stated_in
 from sealane.daemon.broker.verifier import VerifierService
 from sealane.daemon.node.kept_anchors import succession_message
-from sealane.daemon.runtime.calls import Authorizer, Context
+from sealane.daemon.runtime.authorizers import Authorizer, Context
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.protocol.v1 import (
     attestation_pb2,

@@ -12,7 +12,8 @@ from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.membership import Member, Membership
 from sealane.daemon.node.authorizations import peer_from
 from sealane.daemon.node.peers import ServedDevice
-from sealane.daemon.runtime.calls import Authorizer, Context, parse_uuid
+from sealane.daemon.runtime.authorizers import Authorizer, Context
+from sealane.daemon.runtime.calls import parse_uuid
 from sealane.protocol.v1 import trust_pb2, trust_pb2_grpc
 
 

@@ -31,7 +31,7 @@ from sealane.daemon.broker.peers import RateLimiter, prefix_of
 from sealane.daemon.broker.records import ClockRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.stated import Stated
-from sealane.daemon.runtime.calls import UNKNOWN_CALLER
+from sealane.daemon.runtime.authorizers import UNKNOWN_CALLER
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics

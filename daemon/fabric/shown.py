@@ -15,7 +15,7 @@ from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import verify_leaf
 from sealane.daemon.fabric.establishment import Result
 from sealane.daemon.node.channels import Own
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, check_result
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY, check_result
 from sealane.transport.establish import Shown
 
 

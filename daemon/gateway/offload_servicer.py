@@ -6,7 +6,7 @@ from typing import Final
 
 from sealane.daemon.gateway.accelerator import CardKeeper, CardState
 from sealane.daemon.gateway.offload import OffloadService
-from sealane.daemon.runtime.calls import Context
+from sealane.daemon.runtime.authorizers import Context
 from sealane.protocol.v1 import offload_pb2, offload_pb2_grpc
 
 _STATES: Final = {

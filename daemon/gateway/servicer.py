@@ -12,7 +12,7 @@ from sealane.daemon.gateway.attached import Attached
 from sealane.daemon.gateway.back_ends import Via
 from sealane.daemon.gateway.supply import is_read_only
 from sealane.daemon.gateway.volumes import VolumeService
-from sealane.daemon.runtime.calls import Context
+from sealane.daemon.runtime.authorizers import Context
 from sealane.daemon.runtime.traces import opened
 from sealane.daemon.volume.events import event_message
 from sealane.errors import UsageError

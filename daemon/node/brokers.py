@@ -13,7 +13,7 @@ import grpc
 from sealane.crypto.roles import Role
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.node.identity import POLICY_CHANGED, Identity
-from sealane.daemon.runtime.calls import ATTEST_AGAIN_KEY
+from sealane.daemon.runtime.authorizers import ATTEST_AGAIN_KEY
 from sealane.errors import UnavailableError, VerificationError
 
 RENEWAL_SECONDS: Final = 10.0

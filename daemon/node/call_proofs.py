@@ -16,7 +16,7 @@ import grpc
 
 from sealane.crypto.call_proof import CallEnds, CallProver
 from sealane.crypto.kem import KemKey
-from sealane.daemon.runtime.calls import PROOF_KEY, UNPROVED
+from sealane.daemon.runtime.authorizers import PROOF_KEY, UNPROVED
 from sealane.errors import UnavailableError
 from sealane.protocol.status import REASON_KEY, error_of
 from sealane.protocol.v1 import calls_pb2

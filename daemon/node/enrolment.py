@@ -31,7 +31,7 @@ from sealane.daemon.node.evidence.driver import Driver, SecondarySource
 from sealane.daemon.node.evidence.secondary import collect_all
 from sealane.daemon.node.identity import STALE, Issued, Keys
 from sealane.daemon.node.kept_anchors import KeptAnchors
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, VerificationError

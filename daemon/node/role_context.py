@@ -14,7 +14,7 @@ from sealane.daemon.node.enrolled import EnrolledRoles
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.target_view import TargetView
 from sealane.daemon.nvme.listener import Listener
-from sealane.daemon.runtime.calls import Admit, Authorizer, Refused, no_record
+from sealane.daemon.runtime.authorizers import Admit, Authorizer, Refused, no_record
 from sealane.daemon.runtime.directories import RunDirectory
 from sealane.daemon.runtime.listeners import Listeners
 from sealane.daemon.runtime.local_servers import LocalServers

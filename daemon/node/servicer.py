@@ -14,7 +14,7 @@ from sealane.crypto.roles import Role
 from sealane.daemon.node.drain import DrainState, NodeDrain
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.target_view import TargetView
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY, Context
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY, Context
 from sealane.daemon.runtime.space import Space
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
 

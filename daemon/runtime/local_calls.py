@@ -1,7 +1,7 @@
 """Which calls on the Unix sockets are whose: one table of all methods, and its check.
 
 A method without a row is refused to everyone. `PEERS` marks the methods that nodes call over
-mutual TLS (`calls.ALLOWED_ROLES`): no local caller may make them.
+mutual TLS (`authorizers.ALLOWED_ROLES`): no local caller may make them.
 """
 
 from collections.abc import Iterable, Mapping

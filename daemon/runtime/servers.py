@@ -13,9 +13,10 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
+from sealane.daemon.runtime.authorizers import Authorizer, TlsOnly
 from sealane.daemon.runtime.call_completion import CallCompletion
 from sealane.daemon.runtime.call_keys import CallKeysServicer
-from sealane.daemon.runtime.calls import Authorizer, CallInterceptor, TlsOnly
+from sealane.daemon.runtime.calls import CallInterceptor
 from sealane.daemon.runtime.door import Admit, Caller, door, own_user_and_root, relay
 from sealane.daemon.runtime.line_limit import LineLimit
 from sealane.daemon.runtime.listeners import listen_tcp, split_address

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from google.protobuf import empty_pb2
 
-from sealane.daemon.runtime.calls import Authorizer, Context
+from sealane.daemon.runtime.authorizers import Authorizer, Context
 from sealane.daemon.runtime.traces import opened
 from sealane.daemon.target.control import StorageService
 from sealane.daemon.volume.events import event_message

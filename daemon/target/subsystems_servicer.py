@@ -3,7 +3,7 @@
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 from sealane.daemon.nvme.listener import Listener
-from sealane.daemon.runtime.calls import Context
+from sealane.daemon.runtime.authorizers import Context
 from sealane.daemon.target.plain_subsystem import PlainSubsystem
 from sealane.daemon.target.subsystems import PlainSubsystems
 from sealane.errors import UsageError

@@ -19,7 +19,7 @@ from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.runtime.clock import utc_now
 from sealane.protocol.v1 import nodes_pb2
 from trust.results import result_for

@@ -11,7 +11,7 @@ from sealane.crypto.anchors import TrustAnchors
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.fabric.establishment import Result
 from sealane.daemon.fabric.shown import responder_shown
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY
 from sealane.errors import VerificationError
 from trust.results import result_for
 

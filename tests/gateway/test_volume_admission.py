@@ -190,7 +190,7 @@ async def test_certificate_that_expires_on_a_live_connection_is_refused(
         stub = storage_pb2_grpc.StorageStub(channel)
         await stub.GetNamespace(request, timeout=PATIENCE_SECONDS)
         late = gateway.certificate.not_valid_after_utc
-        monkeypatch.setattr("sealane.daemon.runtime.calls.utc_now", lambda: late)
+        monkeypatch.setattr("sealane.daemon.runtime.authorizers.utc_now", lambda: late)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GetNamespace(request, timeout=PATIENCE_SECONDS)
     error = error_of(caught.value, peer="target")

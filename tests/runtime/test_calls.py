@@ -18,7 +18,7 @@ from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.call_proof import CallEnds, CallProver, request_digest
 from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject, verify_leaf
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.runtime.calls import (
+from sealane.daemon.runtime.authorizers import (
     ALLOWED_ROLES,
     PROOF_KEY,
     RESULT_KEY,
@@ -271,8 +271,8 @@ async def test_result_ends_with_its_certificate(monkeypatch: pytest.MonkeyPatch)
     good = _good()
     metadata = _result(good)
     await _authorize(good, metadata=metadata)
-    monkeypatch.setattr("sealane.daemon.runtime.calls.verify_leaf", lambda *_, **__: _SUBJECT)
-    monkeypatch.setattr("sealane.daemon.runtime.calls.utc_now", lambda: utc_now() + LIFETIME)
+    monkeypatch.setattr("sealane.daemon.runtime.authorizers.verify_leaf", lambda *_, **__: _SUBJECT)
+    monkeypatch.setattr("sealane.daemon.runtime.authorizers.utc_now", lambda: utc_now() + LIFETIME)
     with pytest.raises(VerificationError) as caught:
         await _authorize(good, metadata=metadata)
     assert caught.value.reason == "token.expired"

@@ -16,7 +16,8 @@ import sealane.protocol.v1
 from patience import PATIENCE_SECONDS
 from sealane.daemon.runtime import calls
 from sealane.daemon.runtime.access import Parties
-from sealane.daemon.runtime.calls import ALLOWED_ROLES, CallInterceptor
+from sealane.daemon.runtime.authorizers import ALLOWED_ROLES
+from sealane.daemon.runtime.calls import CallInterceptor
 from sealane.daemon.runtime.local_calls import (
     ALLOWED_PARTIES,
     CALL_CLASSES,

@@ -13,7 +13,8 @@ import pytest
 from collector import collecting
 from sealane.client.trace_context import told_traceparent
 from sealane.daemon.runtime import traces as traces_module
-from sealane.daemon.runtime.calls import CallInterceptor, TlsOnly
+from sealane.daemon.runtime.authorizers import TlsOnly
+from sealane.daemon.runtime.calls import CallInterceptor
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.span_export import QUEUE_MAX
 from sealane.daemon.runtime.traces import PASSED_ON, SentTraces, Traces, opened, passed_on

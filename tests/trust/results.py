@@ -12,7 +12,7 @@ from sealane.crypto.attestation.policy import Hardware, Policy, software_referen
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.evidence.claims import Claims, Memory
 from sealane.daemon.node.identity import Issued
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY
 
 Metadata = Mapping[str, str | bytes]
 

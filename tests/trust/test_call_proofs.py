@@ -27,8 +27,8 @@ from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change
 from sealane.daemon.node import call_proofs
 from sealane.daemon.runtime import call_keys
+from sealane.daemon.runtime.authorizers import ALLOWED_ROLES, PROOF_KEY, UNPROVED
 from sealane.daemon.runtime.call_keys import CallKeys, CallKeysServicer
-from sealane.daemon.runtime.calls import ALLOWED_ROLES, PROOF_KEY, UNPROVED
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import (
     broker_pb2,

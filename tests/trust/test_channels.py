@@ -12,7 +12,7 @@ from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import LIFETIME, Subject
 from sealane.daemon.node import channels
-from sealane.daemon.runtime import calls
+from sealane.daemon.runtime import authorizers, calls
 from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
@@ -179,7 +179,7 @@ async def test_call_on_a_live_connection_ends_with_the_callers_leaf(
     target, gateway = await site.identity("target", "s"), await site.identity("gateway", "g")
     address = await site.serve(target, Echo())
     assert await ask(gateway, address) == "x"
-    monkeypatch.setattr(calls, "utc_now", lambda: utc_now() + LIFETIME)
+    monkeypatch.setattr(authorizers, "utc_now", lambda: utc_now() + LIFETIME)
     with pytest.raises(VerificationError) as caught:
         await ask(gateway, address)
     assert caught.value.reason == "certificate.expired"

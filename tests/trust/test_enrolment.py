@@ -26,7 +26,7 @@ from sealane.daemon.node.enrolment import Enrolment, key_digest
 from sealane.daemon.node.evidence.choose import open_driver
 from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.kept_anchors import KeptAnchors
-from sealane.daemon.runtime.calls import TlsOnly
+from sealane.daemon.runtime.authorizers import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, new_server, running

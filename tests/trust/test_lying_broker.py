@@ -25,7 +25,7 @@ from sealane.daemon.node.authorizations import peer_message, peer_of
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.node.trust_client import TrustClient
-from sealane.daemon.runtime.calls import Authorizer
+from sealane.daemon.runtime.authorizers import Authorizer
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, new_server, running

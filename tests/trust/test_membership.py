@@ -27,7 +27,7 @@ from sealane.daemon.broker.stated import Stated
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.node.authorizations import NO_VOLUME, peer_from, peer_of
 from sealane.daemon.node.peers import PeerIncarnation, ServedDevice
-from sealane.daemon.runtime.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.runtime.authorizers import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError

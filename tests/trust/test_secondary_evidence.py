@@ -39,7 +39,7 @@ from sealane.daemon.node.evidence.choose import open_sources
 from sealane.daemon.node.evidence.tsm import TsmDriver
 from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.kept_anchors import KeptAnchors
-from sealane.daemon.runtime.calls import TlsOnly
+from sealane.daemon.runtime.authorizers import TlsOnly
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, new_server, running

@@ -18,7 +18,7 @@ from sealane.daemon.node.authorizations import NONCE_BYTES, Authorizations
 from sealane.daemon.node.channels import UNATTESTED
 from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.peers import PeerIncarnation
-from sealane.daemon.runtime.calls import Admit, Authorizer, Context
+from sealane.daemon.runtime.authorizers import Admit, Authorizer, Context
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import bind_tcp, new_server, running
