@@ -17,7 +17,8 @@ from permits import permitted
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric.establishment import Answer, Offer, Result
-from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
+from sealane.daemon.fabric.responder import Peer
+from sealane.daemon.fabric.service import FabricService, PeerLink, ReachPeer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
     SessionPeerServicer,

@@ -9,7 +9,8 @@ from sealane.daemon.config import FabricConfig, UserLimitsConfig
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.buffers import warn_of_small_buffers
 from sealane.daemon.fabric.node_drain import FabricDrain
-from sealane.daemon.fabric.service import FabricService, Peer
+from sealane.daemon.fabric.responder import Peer
+from sealane.daemon.fabric.service import FabricService
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
     SessionPeerServicer,

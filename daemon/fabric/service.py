@@ -12,7 +12,6 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakValueDictionary
 
 from sealane._native import Permit, SessionEndpoint, SharedRegion
 from sealane.crypto.certificates import Subject
@@ -27,7 +26,6 @@ from sealane.daemon.fabric.establishment import (
     Initiation,
     Offer,
     Result,
-    respond,
 )
 from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
@@ -42,6 +40,7 @@ from sealane.daemon.fabric.paths import (
     pair_ends,
     unit_room,
 )
+from sealane.daemon.fabric.responder import Peer, Responder
 from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.session_plans import SessionPlans
 from sealane.daemon.fabric.settings import FabricSettings
@@ -53,11 +52,9 @@ from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.reasons import ReasonId
-from sealane.transport.establish import VERSION, SessionKeys, Shown
+from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
-_BUSY_TRIES, _BUSY_PAUSE_SECONDS = 50, 0.02
-"""How long an offer waits for a listener that is answering another one: some milliseconds."""
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be queried."""
 QUIET_REASONS: frozenset[ReasonId] = frozenset(
@@ -80,15 +77,6 @@ _PEER_ENDS: dict[str, ReasonId] = {
     "node.revoked": "session.peer.revoked",
     "authorization.stale": "session.trust.ended",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """The sender of an offer, as authenticated by mutual TLS."""
-
-    subject: Subject
-    shown: Shown
-    """Leaf and attestation result of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +126,6 @@ class FabricService:
         self.settings = settings
         """The operator's limits."""
         self._own = own
-        self._own_result = own_result
-        """Thumbprint of this fabric's leaf, and the attestation result that names it."""
         self._kem = kem
         self._reach_peer = reach_peer
         self._permit = permit
@@ -149,13 +135,16 @@ class FabricService:
         self._planning = TaskOwner()
         self.plans = SessionPlans(settings)
         self._windows = PathWindows()
-        self._answer_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By peer."""
-        self._doors: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By name of listeners."""
         self._draining = TaskOwner()
         self._unavailable = ""
         self._limits = Limits(settings=settings)
+        self._responder = Responder(
+            own=own,
+            own_result=own_result,
+            kem=kem,
+            wires=settings.wires,
+            listeners=self._listeners,
+        )
         self.jobs = Jobs(settings, on_gone=self._job_gone)
         self.drain = Drain(self._sessions)
         self.statistics = Statistics(self._sessions, self.jobs)
@@ -360,10 +349,7 @@ class FabricService:
         check_addresses(offer.data_addresses, "session.establish.malformed")
         most = unit_max(offer.data_addresses[0], self._ip_version)
         units = self._limits.units_among(offer.units, most)
-        # A peer's offers are answered one after the other, so that it can't keep listeners busy.
-        turn = self._answer_turns.setdefault(peer.subject.spiffe_id, asyncio.Lock())
-        async with turn:
-            session, answer, keys = await self._respond(offer, units, peer)
+        session, answer, keys = await self._responder.respond(offer, units, peer)
         try:
             pairs = pair_ends(answer.data_addresses, offer.data_addresses)
             peer_addresses = tuple(peer for _, peer in pairs)
@@ -385,95 +371,6 @@ class FabricService:
         finally:
             session.is_answering = False
         return answer
-
-    async def _respond(
-        self, offer: Offer, units: tuple[int, ...], peer: Peer
-    ) -> tuple[Session, Answer, SessionKeys]:
-        """Answer for the first listener of that name, of whatever user, that takes the offer.
-
-        It is `is_answering` then, until it begins.
-        """
-        mismatch: VerificationError | None = None
-        tried: set[Session] = set()
-        door = self._doors.setdefault(offer.display_name, asyncio.Lock())
-        while True:
-            # In the order of arrival, so that no peer is ahead of another for long.
-            async with door:
-                session = await self._free_listener(offer, peer, tried)
-                if session is None:
-                    break
-                session.is_answering = True
-            tried.add(session)
-            try:
-                answer, keys = await self._answer_for(session, offer, units, peer)
-            except VerificationError as error:
-                session.admission.note_stranger(
-                    peer.subject, display_name=offer.display_name, reason=error.reason
-                )
-                if error.reason != "session.secret.mismatch":
-                    raise
-                mismatch = error
-                continue
-            return session, answer, keys
-        if mismatch is not None:
-            raise mismatch
-        # A peer that may not use a listener must not learn that it exists.
-        raise UnavailableError(
-            "session.listener.absent",
-            f"no session {offer.display_name!r} is waiting for a peer at {self._own().node}",
-        )
-
-    async def _free_listener(self, offer: Offer, peer: Peer, tried: set[Session]) -> Session | None:
-        """Return a listener that may take an offer; wait if all of them are answering others."""
-        for _ in range(_BUSY_TRIES):
-            candidates = [
-                session
-                for session in self._listeners(offer.display_name)
-                if session.admission.takes(peer.subject, display_name=offer.display_name)
-            ]
-            # An offer that proves a secret is meant for a listener that has one, and no other is.
-            has_proof = bool(offer.secret_proof)
-            fitting = [one for one in candidates if (one.admission.secret is not None) == has_proof]
-            left = [one for one in fitting or candidates if one not in tried]
-            if not left:
-                return None
-            for session in left:
-                if not session.is_answering:
-                    return session
-            await asyncio.sleep(_BUSY_PAUSE_SECONDS)
-        return None
-
-    async def _answer_for(
-        self, session: Session, offer: Offer, units: tuple[int, ...], peer: Peer
-    ) -> tuple[Answer, SessionKeys]:
-        """Answer for a listener, which takes no other offer until it begins or this has failed."""
-
-        def abandon(made: tuple[Answer, SessionKeys] | None) -> None:
-            session.is_answering = False
-            if made is not None:
-                made[1].wipe()
-
-        try:
-            pairs = self._pairs(session.data_addresses, offer.data_addresses, units)
-            room = unit_room(address for pair in pairs for address in pair)
-            certificate, result = self._own_result()
-            make = functools.partial(
-                respond,
-                offer,
-                initiator=peer.subject,
-                initiator_shown=peer.shown,
-                own=self._own(),
-                own_certificate=certificate,
-                own_result=result,
-                kem=self._kem,
-                units=tuple(unit for unit in units if unit <= room),
-                data_addresses=tuple(own for own, _ in pairs),
-                secret=session.admission.secret,
-            )
-            return await made_in_thread(make, abandon=abandon)
-        except Exception:
-            session.is_answering = False
-            raise
 
     def begin_drain(self, timeout_seconds: float | None = None) -> None:
         """Start draining in the background, for at most the time that the settings allow."""
@@ -647,24 +544,6 @@ class FabricService:
             # Also where the route to the peer's control address is narrower.
             fitting.add(room // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES)
         return tuple(sorted(fitting, reverse=True))
-
-    def _pairs(
-        self, own: Sequence[str], peers: Sequence[str], units: Sequence[int]
-    ) -> list[tuple[str, str]]:
-        """Return the ends of each path of a session with units of at least the last size.
-
-        UsageError if there is none.
-        """
-        pairs = pair_ends(own, peers)
-        if unit_room(address for pair in pairs for address in pair) < units[-1]:
-            pairs = pair_ends(of_wire("udp", own), peers)
-        if not pairs:
-            raise UsageError(
-                "session.establish.wires",
-                f"no path in common: the peer offers {', '.join(peers)}; fabric.wires here: "
-                f"{', '.join(self.settings.wires)}",
-            )
-        return pairs
 
     def _note_unavailable(self, reason: str) -> None:
         """Log why a session lacks queue pairs, unless that was the reason last time."""

@@ -15,7 +15,8 @@ from google.protobuf import empty_pb2
 from sealane.crypto.certificates import Subject
 from sealane.daemon.fabric.establishment import Answer, CheckResult, Offer, Result
 from sealane.daemon.fabric.grants import Grant
-from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
+from sealane.daemon.fabric.responder import Peer
+from sealane.daemon.fabric.service import FabricService, PeerLink, ReachPeer
 from sealane.daemon.fabric.session import PathReport, Session, State
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.statistics import job_usage

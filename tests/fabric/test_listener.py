@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.client.grants import listen_sessions
 from sealane.client.session import Session
-from sealane.daemon.fabric import service
+from sealane.daemon.fabric import responder
 from sealane.daemon.fabric.key_making import made_in_thread
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
@@ -146,13 +146,13 @@ async def test_peers_that_leave_at_once_end_no_listener(fabrics: tuple[Any, Any]
 @pytest.fixture
 def slow_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers to offers take long enough for another offer to come meanwhile."""
-    respond = service.respond
+    respond = responder.respond
 
     def slow(*args: Any, **options: Any) -> Any:
         time.sleep(0.2)
         return respond(*args, **options)
 
-    monkeypatch.setattr(service, "respond", slow)
+    monkeypatch.setattr(responder, "respond", slow)
 
 
 @pytest.mark.usefixtures("slow_answers")

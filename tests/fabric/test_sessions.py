@@ -326,7 +326,7 @@ async def test_changed_offer_is_noticed(
             noticed.append(error.reason)
             raise
 
-    monkeypatch.setattr("sealane.daemon.fabric.service.respond", watched)
+    monkeypatch.setattr("sealane.daemon.fabric.responder.respond", watched)
     async with (
         make_fabric("fabric-a", change_offer=lambda offer: replace(offer, **change)) as left,
         make_fabric("fabric-b") as right,
