@@ -253,7 +253,9 @@ async def _asked(ring_socket: str, token: bytes) -> AsyncIterator[socket.socket]
         try:
             async with asyncio.timeout(HAND_OVER_TIMEOUT_SECONDS):
                 await loop.sock_connect(connection, ring_socket)
-                await loop.sock_sendall(connection, token)
+                # A process that may not come in is told so at once; its token can't be sent then.
+                with contextlib.suppress(ConnectionError):
+                    await loop.sock_sendall(connection, token)
                 await _wait_readable(loop, connection)
             yield connection
         except OSError as error:

@@ -1,5 +1,6 @@
 """The ring socket alone, and what keeps jobs out of the process behind it."""
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -51,6 +52,29 @@ async def test_rings_of_another_version_are_refused_with_what_to_do(tmp_path: Pa
             ) as caught:
                 await fetch_ring(grant)
     assert caught.value.reason == "session.ring.version"
+
+
+async def test_a_job_that_is_refused_before_it_asks_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ring.sock"
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        async def connect_and_be_refused(connection: socket.socket, address: Any) -> None:
+            await connect(connection, address)
+            end, _ = listener.accept()
+            with end:
+                end.send(ring_socket.REFUSED)
+
+        monkeypatch.setattr(loop, "sock_connect", connect_and_be_refused)
+        grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=b"t" * 16)
+        with pytest.raises(UnavailableError) as refused:
+            await fetch_ring(grant)
+    assert refused.value.reason == "session.ring.refused"
 
 
 async def test_failed_accept_does_not_end_the_fabric(
