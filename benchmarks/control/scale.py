@@ -96,6 +96,8 @@ class _Site:
                 "listen": listen["data"],
                 "control_listen": listen["control"],
                 "store": "file",
+                # Each would otherwise allocate some 40 MB.
+                "thin": True,
             }
         else:
             own = {

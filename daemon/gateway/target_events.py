@@ -15,6 +15,9 @@ from sealane.transport.tasks import TaskOwner
 _RETRY_SECONDS: Final = 1.0
 _LOST_RETRY_SECONDS: Final = 10.0
 """Pause after a target that doesn't have the volume: it may still be opening a device."""
+_MOVED_SECONDS: Final = 120.0
+"""How long a moved device may take: its former owner keeps it for up to a minute, and then the new
+one opens it. Its volumes aren't lost before that."""
 
 
 class TargetEvents:
@@ -43,22 +46,25 @@ class TargetEvents:
         await self._tasks.close()
 
     async def _follow(self, volume_id: str, place: Place) -> None:
-        lost_at = ""
+        loop = asyncio.get_running_loop()
+        node, lost_at, moving_until = place.node, "", 0.0
         while True:
-            node, pause = place.node, _RETRY_SECONDS
+            pause = _RETRY_SECONDS
+            if node != place.node:
+                node, moving_until = place.node, loop.time() + _MOVED_SECONDS
             left = asyncio.ensure_future(place.left(node))
             try:
                 try:
                     pause = await self._publish(volume_id, node, left)
-                    lost_at = ""
+                    lost_at, moving_until = "", 0.0
                 except UsageError as error:
                     if error.reason != "namespace.not_found":
                         get_logger().warning("target_events_interrupted", reason=error.reason)
                     else:
                         pause = _LOST_RETRY_SECONDS
-                        if lost_at != node:
+                        if lost_at != node and loop.time() >= moving_until:
                             self._report_lost(volume_id, error)
-                        lost_at = node
+                            lost_at = node
                 except Error as error:
                     get_logger().info("target_events_interrupted", reason=error.reason)
                 except (ValueError, OverflowError):

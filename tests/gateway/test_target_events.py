@@ -104,6 +104,35 @@ async def test_a_target_that_opens_the_volume_later_is_asked_again_and_reported_
         assert (await anext(events)).kind == "found"
 
 
+async def test_a_volume_that_its_new_target_has_not_opened_yet_is_not_lost(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", 0.001)
+    fleet.answers = {"old": ["first"], "new": NOT_FOUND}
+    place = Place("old")
+    async with followed(fleet, place) as events:
+        assert (await anext(events)).kind == "first"
+        place.move("new")
+        while len(fleet.opened) < 4:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+        fleet.answers = {"new": ["found"]}
+        assert (await anext(events)).kind == "found"
+
+
+async def test_a_volume_that_did_not_arrive_with_its_device_is_lost_in_the_end(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "_MOVED_SECONDS", 0.05)
+    fleet.answers = {"old": ["first"], "new": NOT_FOUND}
+    place = Place("old")
+    async with followed(fleet, place) as events:
+        assert (await anext(events)).kind == "first"
+        place.move("new")
+        assert (await anext(events)).kind == "lost_by_target"
+        assert len(fleet.opened) > 2, "it was asked for only once"
+
+
 async def test_a_volume_that_its_target_lost_is_followed_to_the_next(fleet: Fleet) -> None:
     fleet.answers = {"old": NOT_FOUND, "new": ["found"]}
     place = Place("old")
