@@ -41,7 +41,7 @@ CLAIMS_OID: Final = x509.ObjectIdentifier("2.25.16712981422087319405321591486733
 _CLAIMS_BYTES_MAX: Final = 1024
 _DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
 _DESCRIPTORS_KEPT: Final = 4096
-"""Descriptors, of some 200 bytes, whose signatures are remembered: as many as a target's volumes."""
+"""Descriptors whose signatures are remembered, of some 200 bytes each."""
 _AUTHORIZATION_DOMAIN: Final = b"sealane peer authorization v1\0"
 
 

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "--volumes", type=int, default=1000, help="volumes of `scale` (default 1000)"
     )
     found.add_argument(
-        "--hosts", type=int, default=1000, help="how many of them get a host (default 1000)"
+        "--hosts", type=int, default=200, help="how many of them get a host (default 200)"
     )
     found.add_argument(
         "--output",

@@ -40,6 +40,7 @@ AT_ONCE: Final = 200
 IDLE_SECONDS: Final = 10.0
 WRITES: Final = 2000
 CALLS_AT_ONCE: Final = 32
+CONNECTED_AT_ONCE: Final = 8
 SERVED_SECONDS: Final = 120.0
 SETTLED_SECONDS: Final = 3.0
 
@@ -210,10 +211,8 @@ def _spent(after: dict[str, Any], before: dict[str, Any] | None) -> dict[str, An
     Switches of threads that ended aren't counted.
     """
     known = before or {"cpu_seconds": 0.0, "context_switches": 0}
-    return {
-        key: round(max(after[key] - known[key], 0), 2)
-        for key in ("cpu_seconds", "context_switches")
-    }
+    keys = ("cpu_seconds", "context_switches")
+    return {key: round(max(after[key] - known[key], 0), 2) for key in keys}
 
 
 async def _write(queue: Any) -> dict[str, Any]:
@@ -265,7 +264,7 @@ async def _connect(hosts: AsyncExitStack, volumes: Sequence[Volume]) -> list[Any
         await queue.write(0, bytes(4096))
         return queue
 
-    return await _limited([lambda v=volume: connect(v) for volume in volumes], CALLS_AT_ONCE)
+    return await _limited([lambda v=volume: connect(v) for volume in volumes], CONNECTED_AT_ONCE)
 
 
 async def _served(client: Client, count: int) -> None:

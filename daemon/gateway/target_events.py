@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 from collections import defaultdict
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.node.channels import until
@@ -102,13 +102,16 @@ class TargetEvents:
             stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
             # Sent when the target has accepted the call. An error is raised by `until`.
             accepted = asyncio.ensure_future(stream.initial_metadata())
+            either: set[asyncio.Future[Any]] = {accepted, left}
             try:
-                await asyncio.wait({accepted, left}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not stream.done():
                     turn.end()
                 async for message in until(stream, renewed, left):
                     self._events.publish(_event(followed.volume_id, message))
             finally:
+                # `until` may not have begun.
+                stream.cancel()
                 accepted.cancel()
                 await asyncio.wait({accepted})
             return 0 if renewed.done() else _RETRY_SECONDS
