@@ -158,10 +158,12 @@ async def _measure(count: int, hosts_max: int) -> list[dict[str, Any]]:
             volumes = await sample(f"list {count}", client.volumes.list)
             await sample(f"list {count} again", client.volumes.list)
             first, rest = volumes[:AT_ONCE], volumes[AT_ONCE:]
-            attached = await sample(f"attach {len(first)} at once", lambda: _attach(client, first))
+            attached = await sample(
+                f"attach {len(first)} at once", lambda: _attach(client, first, AT_ONCE)
+            )
             if rest:
                 more = f"attach {len(rest)} more"
-                attached += await sample(more, lambda: _attach(client, rest))
+                attached += await sample(more, lambda: _attach(client, rest, CALLS_AT_ONCE))
             busy, others = attached[0], attached[1:hosts_max]
             (queue,) = await _connect(hosts, [busy])
             await sample(f"{WRITES} writes to one volume", lambda: _write(queue))
@@ -249,11 +251,11 @@ async def _create(client: Client, count: int) -> None:
     await _limited([*map(create, range(count))], CALLS_AT_ONCE)
 
 
-async def _attach(client: Client, volumes: Sequence[Volume]) -> list[Volume]:
+async def _attach(client: Client, volumes: Sequence[Volume], at_once: int) -> list[Volume]:
     def attach(volume: Volume) -> Callable[[], Awaitable[Any]]:
         return lambda: client.volumes.attach(volume.name, host_nqn=HOST)
 
-    return await _limited([*map(attach, volumes)], AT_ONCE)
+    return await _limited([*map(attach, volumes)], at_once)
 
 
 async def _connect(hosts: AsyncExitStack, volumes: Sequence[Volume]) -> list[Any]:
