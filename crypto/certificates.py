@@ -11,6 +11,7 @@ import binascii
 import datetime as dt
 import re
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Final
 
 from cryptography import x509
@@ -39,6 +40,8 @@ _SPIFFE_ID: Final = re.compile(r"spiffe://sealane/([a-z]+)/([a-z0-9-]+)")
 CLAIMS_OID: Final = x509.ObjectIdentifier("2.25.167129814220873194053215914867334155049")
 _CLAIMS_BYTES_MAX: Final = 1024
 _DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
+_DESCRIPTORS_KEPT: Final = 4096
+"""Descriptors whose signatures are remembered, of some 200 bytes each."""
 _AUTHORIZATION_DOMAIN: Final = b"sealane peer authorization v1\0"
 
 
@@ -90,7 +93,7 @@ def server_name(node: str, role: str) -> str:
 class CertificateAuthority:
     """Signs leaves and volume descriptors with the broker's P-256 key."""
 
-    __slots__ = ("_key", "certificate")
+    __slots__ = ("_key", "_sign_descriptor", "certificate")
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         if certificate.public_key() != key.public_key():
@@ -99,6 +102,7 @@ class CertificateAuthority:
                 "the broker's certificate is for another key",
             )
         self._key = key
+        self._sign_descriptor = lru_cache(_DESCRIPTORS_KEPT)(partial(_sign_descriptor, key))
         self.certificate = certificate
 
     @classmethod
@@ -216,12 +220,16 @@ class CertificateAuthority:
         )
 
     def sign_descriptor(self, descriptor: bytes) -> bytes:
-        """Sign a serialized VolumeDescriptor."""
-        return self._key.sign(_DESCRIPTOR_DOMAIN + descriptor, ec.ECDSA(hashes.SHA256()))
+        """Sign a serialized VolumeDescriptor; the same one has the same signature for a while."""
+        return self._sign_descriptor(descriptor)
 
     def sign_authorization(self, authorization: bytes) -> bytes:
         """Sign a serialized Authorization."""
         return self._key.sign(_AUTHORIZATION_DOMAIN + authorization, ec.ECDSA(hashes.SHA256()))
+
+
+def _sign_descriptor(key: ec.EllipticCurvePrivateKey, descriptor: bytes) -> bytes:
+    return key.sign(_DESCRIPTOR_DOMAIN + descriptor, ec.ECDSA(hashes.SHA256()))
 
 
 def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
@@ -262,6 +270,12 @@ def anchor_key(anchor: x509.Certificate) -> ec.EllipticCurvePublicKey:
 
 def verify_descriptor(anchor: x509.Certificate, *, descriptor: bytes, signature: bytes) -> None:
     """Raise VerificationError unless the broker signed `descriptor`."""
+    _verify_descriptor(anchor, descriptor, signature)
+
+
+# Lists of volumes have the same descriptors again and again. Only successes are remembered.
+@lru_cache(maxsize=_DESCRIPTORS_KEPT)
+def _verify_descriptor(anchor: x509.Certificate, descriptor: bytes, signature: bytes) -> None:
     try:
         anchor_key(anchor).verify(
             signature, _DESCRIPTOR_DOMAIN + descriptor, ec.ECDSA(hashes.SHA256())

@@ -681,8 +681,8 @@ def gateway_directories(directory: Path) -> tuple[Path, Path]:
     return made
 
 
-async def create(world: World, request_id: str = "") -> str:
+async def create(world: World, request_id: str = "", *, size_bytes: int = 1 << 20) -> str:
     descriptor = await world.volumes.create(
-        request_id=request_id, display_name="d", size_bytes=1 << 20, target_node=""
+        request_id=request_id, display_name="d", size_bytes=size_bytes, target_node=""
     )
     return descriptor.volume_id

@@ -43,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
         "--volumes", type=int, default=1000, help="volumes of `scale` (default 1000)"
     )
     found.add_argument(
+        "--hosts", type=int, default=200, help="how many of them get a host (default 200)"
+    )
+    found.add_argument(
         "--output",
         type=Path,
         default=Path("sealane-control-benchmark"),

@@ -252,6 +252,11 @@ class Registry(Tables):
             return None
         return await self.devices.get(str(served.record.device_id))
 
+    async def registered(self, tenant: str, request: uuid.UUID) -> uuid.UUID | None:
+        """Return the volume that a request of a tenant registered; None if there is none."""
+        known = await self.requests.get(f"{tenant}/{request}")
+        return None if known is None else known.record.volume_id
+
     async def register(
         self, record: VolumeRecord, *, any_target: bool = False
     ) -> tuple[VolumeRecord, bool]:

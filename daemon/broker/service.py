@@ -142,6 +142,19 @@ class BrokerService:
             self.authority, (await visible_volume(self.registry, caller, volume_id)).record, caller
         )
 
+    async def descriptor_by_request(
+        self, caller: Subject, request_id: str
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Return the signed descriptor of the volume that a request of the caller's tenant made.
+
+        UsageError `volume.not_found` if it made none, or that was deleted.
+        """
+        request = parse_uuid(request_id, what="request id")
+        volume_id = await self.registry.registered(caller.tenant, request)
+        if volume_id is None:
+            raise UsageError("volume.not_found", f"request {request} has registered no volume")
+        return await self.descriptor(caller, str(volume_id))
+
     async def descriptors(
         self, caller: Subject, *, page_size: int, page_token: str
     ) -> tuple[list[broker_pb2.SignedVolumeDescriptor], str]:

@@ -132,7 +132,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
         """Return one descriptor."""
-        return await self._broker.descriptor(self._caller(context), request.volume_id)
+        caller = self._caller(context)
+        if request.request_id and not request.volume_id:
+            return await self._broker.descriptor_by_request(caller, request.request_id)
+        return await self._broker.descriptor(caller, request.volume_id)
 
     async def ListVolumeDescriptors(
         self,

@@ -13,7 +13,7 @@ from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.node.brokers import Brokers
 from sealane.daemon.node.identity import Identity
 from sealane.daemon.volume.descriptors import open_descriptor
-from sealane.errors import LeaseError, VerificationError
+from sealane.errors import LeaseError, UsageError, VerificationError
 from sealane.protocol.sector import SECTOR_BYTES
 from sealane.protocol.v1 import broker_pb2
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
@@ -73,6 +73,20 @@ class BrokerClient:
             lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
         )
         return self._described(signed, volume_id)
+
+    async def target_of_request(self, request_id: str) -> str:
+        """Return the target of the volume that an earlier `register` made; empty: it made none."""
+        request = broker_pb2.GetVolumeDescriptorRequest(request_id=request_id)
+        try:
+            signed = await self._brokers.call(
+                lambda channel: BrokerStub(channel).GetVolumeDescriptor(
+                    request, timeout=_CALL_SECONDS
+                )
+            )
+        except UsageError:
+            # A broker of an earlier release refuses the request.
+            return ""
+        return open_descriptor(self._identity.anchors, signed).target_node
 
     async def descriptors(
         self, *, page_size: int, page_token: str

@@ -2,7 +2,9 @@
 
 import asyncio
 import datetime as dt
-from typing import Final
+from collections import defaultdict
+from functools import partial
+from typing import Any, Final, Self
 
 from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.node.channels import until
@@ -15,6 +17,14 @@ from sealane.transport.tasks import TaskOwner
 _RETRY_SECONDS: Final = 1.0
 _LOST_RETRY_SECONDS: Final = 10.0
 """Pause after a target that doesn't have the volume: it may still be opening a device."""
+_MOVED_SECONDS: Final = 120.0
+"""How long a moved device may take: its former owner keeps it for up to a minute, and then the new
+one opens it. Its volumes aren't lost before that."""
+_ASKED_AT_ONCE: Final = 4
+"""Volumes for which a target is asked until it answers. One that is away, or still opens its
+volumes, would otherwise be asked for each of a thousand volumes every second."""
+_OF_VOLUME: Final = ("store.", "anchor.")
+"""Families of reasons for which a target doesn't serve one volume, but may serve others."""
 
 
 class TargetEvents:
@@ -24,6 +34,9 @@ class TargetEvents:
         self._targets = targets
         self._events = events
         self._tasks = TaskOwner()
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, _ASKED_AT_ONCE)
+        )
         self._followers: dict[str, asyncio.Task[None]] = {}
 
     def follow(self, volume_id: str, place: Place) -> None:
@@ -43,43 +56,119 @@ class TargetEvents:
         await self._tasks.close()
 
     async def _follow(self, volume_id: str, place: Place) -> None:
-        lost_at = ""
+        followed = _Followed(volume_id, place.node)
         while True:
-            node, pause = place.node, _RETRY_SECONDS
-            left = asyncio.ensure_future(place.left(node))
+            followed.note_move(place.node)
+            left = asyncio.ensure_future(place.left(followed.node))
             try:
-                try:
-                    pause = await self._publish(volume_id, node, left)
-                    lost_at = ""
-                except UsageError as error:
-                    if error.reason != "namespace.not_found":
-                        get_logger().warning("target_events_interrupted", reason=error.reason)
-                    else:
-                        pause = _LOST_RETRY_SECONDS
-                        if lost_at != node:
-                            self._report_lost(volume_id, error)
-                        lost_at = node
-                except Error as error:
-                    get_logger().info("target_events_interrupted", reason=error.reason)
-                except (ValueError, OverflowError):
-                    get_logger().warning("target_events_interrupted", reason="event.time.malformed")
-                await asyncio.wait({left}, timeout=pause)
+                async with _Turn(self._turns[followed.node]) as turn:
+                    if left.done():
+                        continue
+                    pause = await self._ask(followed, left, turn)
+                    # A target that hasn't answered keeps the turn.
+                    await asyncio.wait({left}, timeout=pause)
             finally:
                 left.cancel()
 
-    async def _publish(self, volume_id: str, node: str, left: asyncio.Future[None]) -> float:
-        """Publish what `node` reports until the volume has left it; return the pause after it."""
-        request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
-        async with self._targets.stream(node) as (channel, renewed):
+    async def _ask(self, followed: "_Followed", left: asyncio.Future[None], turn: "_Turn") -> float:
+        """Publish what the target reports as long as it does; return the pause after it."""
+        try:
+            pause = await self._publish(followed, left, turn)
+        except UsageError as error:
+            if error.reason == "namespace.not_found":
+                turn.end()
+                if followed.is_newly_lost():
+                    self._report_lost(followed.volume_id, error)
+                return _LOST_RETRY_SECONDS
+            get_logger().warning("target_events_interrupted", reason=error.reason)
+        except Error as error:
+            get_logger().info("target_events_interrupted", reason=error.reason)
+            if error.reason.startswith(_OF_VOLUME):
+                turn.end()
+                return _LOST_RETRY_SECONDS
+        except (ValueError, OverflowError):
+            get_logger().warning("target_events_interrupted", reason="event.time.malformed")
+        else:
+            followed.note_found()
+            return pause
+        return _RETRY_SECONDS
+
+    async def _publish(
+        self, followed: "_Followed", left: asyncio.Future[None], turn: "_Turn"
+    ) -> float:
+        """Publish what the target reports until the volume has left it; return the pause after."""
+        request = storage_pb2.WatchEventsRequest(volume_id=followed.volume_id)
+        async with self._targets.stream(followed.node) as (channel, renewed):
             stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
-            async for message in until(stream, renewed, left):
-                self._events.publish(_event(volume_id, message))
+            # Sent when the target has accepted the call. An error is raised by `until`.
+            accepted = asyncio.ensure_future(stream.initial_metadata())
+            either: set[asyncio.Future[Any]] = {accepted, left}
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not stream.done():
+                    turn.end()
+                async for message in until(stream, renewed, left):
+                    self._events.publish(_event(followed.volume_id, message))
+            finally:
+                # `until` may not have begun.
+                stream.cancel()
+                accepted.cancel()
+                await asyncio.wait({accepted})
             return 0 if renewed.done() else _RETRY_SECONDS
 
     def _report_lost(self, volume_id: str, error: UsageError) -> None:
         self._events.report(
             volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
         )
+
+
+class _Followed:
+    """A volume and what is known of it at the target that has it."""
+
+    def __init__(self, volume_id: str, node: str) -> None:
+        self.volume_id = volume_id
+        self.node = node
+        self._lost_at = ""
+        self._moving_until = 0.0
+
+    def note_move(self, node: str) -> None:
+        """Note which target has the volume now."""
+        if node != self.node:
+            self.node = node
+            self._moving_until = asyncio.get_running_loop().time() + _MOVED_SECONDS
+
+    def note_found(self) -> None:
+        """Note that the target has had the volume."""
+        self._lost_at, self._moving_until = "", 0.0
+
+    def is_newly_lost(self) -> bool:
+        """Note that the target doesn't have the volume; return whether that is to be reported."""
+        if self._lost_at == self.node or asyncio.get_running_loop().time() < self._moving_until:
+            return False
+        self._lost_at = self.node
+        return True
+
+
+class _Turn:
+    """One of the turns to ask a target; ends with the block at the latest."""
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns = turns
+        self._is_held = False
+
+    async def __aenter__(self) -> Self:
+        await self._turns.acquire()
+        self._is_held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Let the next one ask, if it may not already."""
+        if self._is_held:
+            self._is_held = False
+            self._turns.release()
 
 
 def _event(volume_id: str, message: storage_pb2.VolumeEvent) -> Event:

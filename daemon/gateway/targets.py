@@ -115,13 +115,19 @@ class Targets:
         return UnavailableError(view.reason, view.detail)
 
     @contextlib.asynccontextmanager
-    async def chosen(self, named: str, *, size_bytes: int) -> AsyncIterator[str]:
+    async def chosen(
+        self, named: str, *, size_bytes: int, earlier: Callable[[], Awaitable[str]]
+    ) -> AsyncIterator[str]:
         """Yield the target for a new volume: the one `named`, or if that is empty, the best.
 
+        If none takes a volume, it is the target that `earlier` returns: an earlier call may have
+        made the volume there. It is asked for nothing else.
+
         The target can't be removed meanwhile. UsageError `volume.target` if there is no such
-        target; UnavailableError `volume.target.none` if none takes a volume.
+        target; UnavailableError `volume.target.none` if none takes a volume, and `earlier` returns
+        an empty text.
         """
-        node = named or await self._best(size_bytes)
+        node = named or await self._best_or(earlier, size_bytes)
         # A reload may be removing what was just chosen.
         if node not in self._staying:
             raise UsageError(
@@ -220,6 +226,14 @@ class Targets:
             yield
         finally:
             self._creating[node] -= 1
+
+    async def _best_or(self, earlier: Callable[[], Awaitable[str]], size_bytes: int) -> str:
+        try:
+            return await self._best(size_bytes)
+        except UnavailableError:
+            if node := await earlier():
+                return node
+            raise
 
     async def _best(self, size_bytes: int) -> str:
         """Return the target with most room of those that take volumes."""

@@ -236,7 +236,11 @@ class VolumeService:
         with self._creation(request):
             if third_party:
                 return await self._create(*await register(target_node=own))
-            async with self._targets.chosen(target_node, size_bytes=size_bytes) as chosen:
+            async with self._targets.chosen(
+                target_node,
+                size_bytes=size_bytes,
+                earlier=partial(self._broker.target_of_request, str(request)),
+            ) as chosen:
                 return await self._create(
                     *await register(target_node=chosen, any_target=not target_node)
                 )

@@ -632,7 +632,12 @@ class StorageService:
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
-        """Raise unless the volume is of the caller's tenant: events reveal all its users."""
+        """Raise unless the volume is of the caller's tenant: events reveal all its users.
+
+        Of a volume that isn't open yet, raise why, if that may pass: it isn't lost.
+        """
+        if volume_id not in self._descriptors:
+            self.unopened.check(caller.tenant, volume_id)
         self._own(caller, volume_id)
 
     async def poll_events(self) -> None:

@@ -208,15 +208,19 @@ class GetVolumeDescriptorRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     VOLUME_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
+    request_id: builtins.str
+    """Without a volume id: of the volume of the caller's tenant that this request registered."""
     def __init__(
         self,
         *,
         volume_id: builtins.str = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["request_id", b"request_id", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,12 +86,19 @@ async def test_same_request_registers_once(broker: BrokerService) -> None:
     with pytest.raises(UsageError) as caught:
         await register(target_node="s2")
     assert caught.value.reason == "volume.request.exists"
+    found = await broker.descriptor_by_request(GATEWAY, REQUEST)
+    assert found.descriptor == first
+    with pytest.raises(UsageError) as caught:
+        await broker.descriptor_by_request(_subject(tenant="other"), REQUEST)
+    assert caught.value.reason == "volume.not_found"
     assert (await register(_subject(tenant="other")))[1]
     with pytest.raises(UsageError) as caught:
         await register(size_bytes=8192)
     assert caught.value.reason == "volume.request.exists"
     volume_id = broker_pb2.VolumeDescriptor.FromString(first).volume_id
     await broker.unregister_volume(GATEWAY, volume_id)
+    with pytest.raises(UsageError):
+        await broker.descriptor_by_request(GATEWAY, REQUEST)
     again, is_new = await register()
     assert is_new
     assert again != first

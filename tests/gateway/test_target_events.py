@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -12,11 +12,15 @@ from sealane.daemon.gateway import target_events as module
 from sealane.daemon.gateway.target_events import TargetEvents
 from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.volume.events import Event, EventLog
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import storage_pb2
 
 VOLUME = "v"
 NOT_FOUND = UsageError("namespace.not_found", "there is no such volume here")
+
+
+class Silence(Exception):  # noqa: N818 - an answer that never comes
+    """The target doesn't answer."""
 
 
 class Stream:
@@ -27,11 +31,21 @@ class Stream:
         self.is_cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[storage_pb2.VolumeEvent]:
+        if isinstance(self._answer, Silence):
+            await asyncio.Event().wait()
         if isinstance(self._answer, Exception):
             raise self._answer
         for kind in self._answer:
             yield storage_pb2.VolumeEvent(kind=kind)
         await asyncio.Event().wait()
+
+    async def initial_metadata(self) -> tuple[()]:
+        if isinstance(self._answer, Silence):
+            await asyncio.Event().wait()
+        return ()
+
+    def done(self) -> bool:
+        return isinstance(self._answer, Exception)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -104,6 +118,35 @@ async def test_a_target_that_opens_the_volume_later_is_asked_again_and_reported_
         assert (await anext(events)).kind == "found"
 
 
+async def test_a_volume_that_its_new_target_has_not_opened_yet_is_not_lost(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", 0.001)
+    fleet.answers = {"old": ["first"], "new": NOT_FOUND}
+    place = Place("old")
+    async with followed(fleet, place) as events:
+        assert (await anext(events)).kind == "first"
+        place.move("new")
+        while len(fleet.opened) < 4:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+        fleet.answers = {"new": ["found"]}
+        assert (await anext(events)).kind == "found"
+
+
+async def test_a_volume_that_did_not_arrive_with_its_device_is_lost_in_the_end(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "_MOVED_SECONDS", 0.05)
+    fleet.answers = {"old": ["first"], "new": NOT_FOUND}
+    place = Place("old")
+    async with followed(fleet, place) as events:
+        assert (await anext(events)).kind == "first"
+        place.move("new")
+        assert (await anext(events)).kind == "lost_by_target"
+        assert len(fleet.opened) > 2, "it was asked for only once"
+
+
 async def test_a_volume_that_its_target_lost_is_followed_to_the_next(fleet: Fleet) -> None:
     fleet.answers = {"old": NOT_FOUND, "new": ["found"]}
     place = Place("old")
@@ -112,3 +155,50 @@ async def test_a_volume_that_its_target_lost_is_followed_to_the_next(fleet: Flee
         place.move("new")
         assert (await anext(events)).kind == "found"
     assert len(fleet.opened) == 2, "the lost volume isn't asked for without a pause"
+
+
+OPENING = UnavailableError("namespace.opening", "the target is still opening its volumes")
+
+
+@contextlib.asynccontextmanager
+async def many_followed(fleet: Fleet, places: Sequence[Place]) -> AsyncIterator[None]:
+    log = EventLog("g")
+    following = TargetEvents(cast("Targets", cast("Any", fleet)), log)
+    for number, place in enumerate(places):
+        following.follow(str(number), place)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            yield
+    finally:
+        await following.close()
+
+
+@pytest.mark.parametrize("refusal", [OPENING, Silence()])
+async def test_a_target_that_serves_nobody_is_asked_for_few_volumes_at_a_time(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
+    fleet.answers = {"a": refusal, "b": ["first"]}
+    places = [Place("a") for _ in range(100)] + [Place("b") for _ in range(100)]
+    async with many_followed(fleet, places):
+        while [node for node, _ in fleet.opened].count("b") < 100:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        asked = [node for node, _ in fleet.opened].count("a")
+        assert asked == module._ASKED_AT_ONCE
+        # Volumes that move away don't wait for the target's answer.
+        for place in places[:100]:
+            place.move("b")
+        while [node for node, _ in fleet.opened].count("b") < 200:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+        assert [node for node, _ in fleet.opened].count("a") == asked
+
+
+async def test_one_volume_that_is_not_open_delays_no_other(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", PATIENCE_SECONDS)
+    fleet.answers = {"a": UnavailableError("store.open", "its drive is away")}
+    async with many_followed(fleet, [Place("a") for _ in range(20)]):
+        while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -73,8 +73,14 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     return made
 
 
-async def best(targets: Targets, size_bytes: int = GIB) -> str:
-    async with targets.chosen("", size_bytes=size_bytes) as node:
+async def no_earlier_call() -> str:
+    return ""
+
+
+async def best(
+    targets: Targets, size_bytes: int = GIB, earlier: Callable[[], Awaitable[str]] = no_earlier_call
+) -> str:
+    async with targets.chosen("", size_bytes=size_bytes, earlier=earlier) as node:
         return node
 
 
@@ -121,15 +127,27 @@ async def test_a_volume_that_no_target_takes_is_refused_with_each_one_s_reason(
     assert str(caught.value).count("[") == 1, "a reason id of its own only"
 
 
+async def test_the_target_of_an_earlier_call_counts_only_if_none_takes_a_volume(
+    fleet: Fleet,
+) -> None:
+    async def earlier() -> str:
+        return "b"
+
+    fleet.answers = {"a": status(), "b": status(draining=True)}
+    assert await best(fleet.targets(), earlier=earlier) == "a"
+    fleet.answers["a"] = AWAY
+    assert await best(fleet.targets(), earlier=earlier) == "b"
+
+
 async def test_a_single_target_and_a_named_one_are_not_asked(fleet: Fleet) -> None:
     fleet.answers = {"a": AWAY}
     assert await best(fleet.targets()) == "a"
     fleet.answers = {"a": AWAY, "b": status()}
-    async with fleet.targets().chosen("a", size_bytes=1) as node:
+    async with fleet.targets().chosen("a", size_bytes=1, earlier=no_earlier_call) as node:
         assert node == "a"
     assert not fleet.asked
     with pytest.raises(UsageError, match="'c'; allowed: 'a', 'b'"):
-        async with fleet.targets().chosen("c", size_bytes=1):
+        async with fleet.targets().chosen("c", size_bytes=1, earlier=no_earlier_call):
             pass
 
 
@@ -268,7 +286,7 @@ async def test_a_target_that_has_volumes_is_not_removed(fleet: Fleet) -> None:
 async def test_a_target_is_not_removed_while_it_gets_a_volume(fleet: Fleet) -> None:
     fleet.answers = {"a": status(), "b": status()}
     made = fleet.targets()
-    async with made.chosen("b", size_bytes=1):
+    async with made.chosen("b", size_bytes=1, earlier=no_earlier_call):
         with pytest.raises(UsageError, match="a new volume on b"):
             await made.apply({"a": "a:1"}, volumes_of=Volumes().on)
     listed, go_on = asyncio.Event(), asyncio.Event()
@@ -281,7 +299,7 @@ async def test_a_target_is_not_removed_while_it_gets_a_volume(fleet: Fleet) -> N
     removal = asyncio.ensure_future(made.apply({"a": "a:1"}, volumes_of=slow))
     await listed.wait()
     with pytest.raises(Error, match="'b'; allowed: 'a'"):
-        async with made.chosen("b", size_bytes=1):
+        async with made.chosen("b", size_bytes=1, earlier=no_earlier_call):
             pass
     assert await best(made) == "a"
     go_on.set()

@@ -248,6 +248,37 @@ async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: 
     assert (await world.volumes.get(made)).volume_id == made
 
 
+async def test_a_repeated_create_while_no_target_takes_volumes_returns_the_first_volume(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(self: Targets, size_bytes: int) -> str:
+        raise UnavailableError("volume.target.none", "no target takes a new volume")
+
+    request_id = str(uuid.uuid4())
+    monkeypatch.setattr(Targets, "_best", none)
+    with pytest.raises(UnavailableError) as caught:
+        await create(world, request_id)
+    assert caught.value.reason == "volume.target.none"
+    with pytest.MonkeyPatch.context() as serving:
+
+        async def first(self: Targets, size_bytes: int) -> str:
+            return "s"
+
+        serving.setattr(Targets, "_best", first)
+        made = await create(world, request_id)
+    world.storage.is_draining = True
+    assert await create(world, request_id) == made
+    with pytest.raises(UnavailableError):
+        await create(world)
+    with pytest.raises(UsageError) as different:
+        await create(world, request_id, size_bytes=4 * 4096)
+    assert different.value.reason == "volume.request.exists"
+    await world.volumes.delete(made)
+    with pytest.raises(UnavailableError):
+        await create(world, request_id)
+    assert not world.target.volumes
+
+
 async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 

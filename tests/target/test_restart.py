@@ -273,7 +273,12 @@ async def test_store_that_can_not_be_opened_is_failed_and_tried_again(site: Site
         with pytest.raises(UnavailableError) as refused:
             await service.namespace(CALLER, volume_id)
         assert refused.value.reason == "store.open"
+        # Its gateway would report a volume that isn't found as lost.
+        with pytest.raises(UnavailableError):
+            service.check_watch(CALLER, volume_id)
         stranger = replace(CALLER, tenant="other")
+        with pytest.raises(UsageError):
+            service.check_watch(stranger, volume_id)
         with pytest.raises(UsageError):
             await service.delete(stranger, volume_id)
         await service.reopen()
@@ -282,6 +287,7 @@ async def test_store_that_can_not_be_opened_is_failed_and_tried_again(site: Site
         path.write_bytes(whole)
         await service.reopen()
         assert not service.unopened.ids()
+        service.check_watch(CALLER, volume_id)
         assert (await service.namespace(CALLER, volume_id)).sector_count == 64
         assert [each.get("failed") for each in service.statistics().values()] == [0]
 
