@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sealane.daemon.broker.assembly import check_policy_file
+from sealane.daemon.broker.assembly import check_policy_file, configured_owners
 from sealane.daemon.broker.audit_forward import collector_of
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.broker.kek import read_key
@@ -13,8 +13,12 @@ from sealane.daemon.runtime.files import read_secret
 
 
 def check_broker(config: BrokerConfig) -> None:
-    """Raise UsageError or VerificationError as the broker's start would."""
-    check_policy_file(config)
+    """Raise UsageError or VerificationError as the broker's start would.
+
+    Except for the policy: whether later owners than the configuration's are in force is in the
+    store, which this doesn't read.
+    """
+    check_policy_file(config, owners=configured_owners(config))
     _check_key(config, "broker")
     if config.next_key is not None:
         _check_key(config.next_key, "broker.next_key")

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from broker.virtual import in_virtual_time
-from brokers import MemoryAudit
+from brokers import MemoryAudit, not_covered
 from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import policy_keeper
+from sealane.daemon.broker.owners_keeper import OwnersKeeper
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Store
@@ -26,7 +27,9 @@ class Broker:
 
     def __init__(self, registry: Registry) -> None:
         self.heard: asyncio.Queue[int] = asyncio.Queue()
-        self.keeper = PolicyKeeper(registry, owner=None, audit=MemoryAudit(), changed=self._changed)
+        audit = MemoryAudit()
+        owners = OwnersKeeper(registry, configured=None, cover=not_covered, audit=audit)
+        self.keeper = PolicyKeeper(registry, owners=owners, audit=audit, changed=self._changed)
 
     def _changed(self, policy: Policy) -> None:
         self.heard.put_nowait(policy.version)

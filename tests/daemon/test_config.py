@@ -91,7 +91,7 @@ MISTAKES = {
             "attestation_listen, audit_forward, audit_keep_bytes, audit_keep_days, "
             "audit_segment_bytes, audit_segment_hours, card_roots, collateral_dir, "
             "counter_index, counters, device_init, etcd, head_seconds, hsm, instance, key_file, "
-            "listen, next_key, policy_file, policy_owner_key, store, tpm_roots "
+            "listen, next_key, policy_file, policy_owner_key, policy_owners, store, tpm_roots "
             "[config.key.unknown]"
         ),
     ),
