@@ -4,16 +4,20 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from broker.policy_owners import new_keys, owners_of, signed_owners, signed_policy
 from brokers import MemoryAudit
+from control_plane import write_key
 from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker.check import check_broker
 from sealane.daemon.broker.owners import Owners
 from sealane.daemon.broker.owners_keeper import OwnersKeeper, version_name
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.records import PolicyOwnersRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.config import BrokerConfig
 from sealane.errors import Error
 
 A, B, C, D = new_keys(4)
@@ -216,6 +220,31 @@ async def test_owners_come_by_a_reset_where_policies_were_unsigned(tmp_path: Pat
         assert await refused(apply(broker, 2)) == "policy.signature"
         await apply(broker, 2, A, B)
         assert (await world.broker(FIRST)).policy.version == 2
+
+
+def test_a_check_compares_a_policy_with_the_configuration_before_there_is_a_store(
+    tmp_path: Path,
+) -> None:
+    document, signatures = signed_policy(1, D)
+    (tmp_path / "policy.toml").write_bytes(document)
+    (tmp_path / "policy.toml.sig").write_bytes(signatures)
+    (tmp_path / "owner.pem").write_bytes(
+        A.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    write_key(tmp_path / "kek", bytes(32))
+    config = BrokerConfig(
+        policy_file=str(tmp_path / "policy.toml"),
+        policy_owner_key=str(tmp_path / "owner.pem"),
+        key_file=str(tmp_path / "kek"),
+    )
+    with pytest.raises(Error) as caught:
+        check_broker(config, tmp_path)
+    assert caught.value.reason == "policy.signature"
+    # Afterwards the store may have other owners, who signed it.
+    (tmp_path / "broker.sqlite").touch()
+    check_broker(config, tmp_path)
 
 
 async def test_a_reload_with_other_owners_changes_nothing_by_itself(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from sealane.daemon.broker.owners import POLICY_LABEL, sign_document
 from sealane.daemon.broker.owners_keeper import OwnersKeeper
 from sealane.daemon.broker.policy import POLICY_BYTES_MAX, cautions, parse_policy
 from sealane.daemon.broker.policy_keeper import REAPPRAISAL_SECONDS, PolicyKeeper
+from sealane.daemon.broker.records import PolicyRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import Error, UsageError, VerificationError
@@ -220,3 +221,12 @@ def test_risky_choices_are_named() -> None:
     )
     for words in ("software", "debug = true", "any host_data", "Milan", "tier warning", "fabric"):
         assert any(words in line for line in found), words
+
+
+async def test_stored_policy_must_be_signed(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        record = PolicyRecord(version=1, document=document(1), signature=bytes(64))
+        table = world.registry.policies
+        await world.registry.commit((), table.sealed(policy_keeper._IN_FORCE, record))
+        assert await refused(world.keeper.refresh()) == "policy.signature"
+        assert world.keeper.policy.version == 0
