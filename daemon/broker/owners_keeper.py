@@ -271,13 +271,11 @@ class OwnersKeeper:
             owners_before="" if before is None else ",".join(sorted(before.by_id)),
         )
         table = self._table
-        compares = [self.unchanged()]
         puts = table.sealed(version_name(after.version), record)
         if not self._stored and before is not None:
-            compares.append(table.unchanged(version_name(_FIRST), None))
             first = PolicyOwnersRecord(version=_FIRST, document=owners_document(before))
             puts |= table.sealed(version_name(_FIRST), first)
-        revision = await self._registry.commit(compares, puts)
+        revision = await self._registry.commit([self.unchanged()], puts)
         if revision is None:
             raise UsageError(
                 "policy.owners.version", "other owners were put into force in the meantime"
