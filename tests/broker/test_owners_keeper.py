@@ -217,6 +217,7 @@ async def test_owners_come_by_a_reset_where_policies_were_unsigned(tmp_path: Pat
         assert await refused(broker.owners.reset(b"", subject="o")) == "policy.owners.none"
         broker.owners.configure(FIRST)
         await broker.owners.reset(FIRST.digest, subject="o")
+        assert (await world.broker(FIRST)).policy.version == 1
         assert await refused(apply(broker, 2)) == "policy.signature"
         await apply(broker, 2, A, B)
         assert (await world.broker(FIRST)).policy.version == 2
