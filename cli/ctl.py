@@ -50,6 +50,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("attest:add_verbs", "machine:add_verbs"),
     ),
     "policy": ("the verifier's policy", ("trust:add_policy_verbs",)),
+    "owners": ("the policy's owners, who sign it", ("owners:add_verbs",)),
     "audit": ("the broker's audit log", ("trust:add_audit_verbs",)),
     "collateral": (
         "hardware vendors' certificates, revocation lists and TCB data",

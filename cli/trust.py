@@ -5,36 +5,29 @@
 import argparse
 import asyncio
 import difflib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import empty_pb2
 
 from sealane.cli.output import Output
+from sealane.cli.owners import (
+    add_signing_options,
+    owners_at,
+    owners_of_files,
+    show_signers,
+    sign_file,
+    signatures_of,
+)
 from sealane.cli.verbs import offline, verb
 from sealane.client import Client, connect, translated
 from sealane.crypto.anchors import ANCHORS_MAX, RETIRED_MAX, SuccessiveKeys, TrustAnchors
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.audit import GENESIS, ChainReader, Head, verify_log
 from sealane.crypto.evidence.kinds import Trusted, verifiers
-from sealane.crypto.private_keys import parse_private_key
-from sealane.daemon.broker.policy import (
-    SIGNATURE_SUFFIX,
-    OwnerPrivateKey,
-    cautions,
-    parse_owner_key,
-    parse_policy,
-    read_document,
-    read_signature,
-    sign_policy,
-    verify_owner,
-)
-from sealane.daemon.runtime.directories import replace_file
-from sealane.daemon.runtime.files import read_secret
+from sealane.daemon.broker.owners import POLICY_LABEL
+from sealane.daemon.broker.policy import cautions, parse_policy, read_document, read_signature
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import policy_pb2
 
@@ -46,9 +39,10 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
     document = read_document(options.file)
     policy = parse_policy(document, source=str(options.file))
     signature = "not checked"
-    if options.owner_key is not None:
-        owner = parse_owner_key(read_document(options.owner_key), source=str(options.owner_key))
-        verify_owner(document, read_signature(options.file), owner=owner)
+    if options.owner_key:
+        owners = owners_of_files(options.owner_key, threshold=options.threshold)
+        signatures = signatures_of(options.file)
+        owners.verify(POLICY_LABEL, document, signatures, what=str(options.file))
         signature = "valid"
     known = verifiers(Trusted())
     found = cautions(policy, safe_flags={v.evidence_type: v.safe_flags for v in known})
@@ -70,27 +64,22 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
 def _policy_sign(options: argparse.Namespace, output: Output) -> None:
     document = read_document(options.file)
     parse_policy(document, source=str(options.file))
-    key = _owner_private_key(options.key)
-    path = options.file.with_name(options.file.name + SIGNATURE_SUFFIX)
-    replace_file(path, sign_policy(document, key))
-    output.show_one({"signature": str(path), "sha256": hashlib.sha256(document).hexdigest()})
+    sign_file(options, output, POLICY_LABEL, document, as_list=options.add)
 
 
-def _owner_private_key(path: Path) -> OwnerPrivateKey:
-    pem = read_secret(str(path), key="--key")
-    key = parse_private_key(pem)
-    if not isinstance(key, Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
-        raise UsageError(
-            "policy.owner_key.malformed",
-            f"--key {path}: not an owner's key; allowed: Ed25519 or ECDSA, PKCS #8 PEM",
-        )
-    return key
+async def _policy_signers(client: Client, options: argparse.Namespace, output: Output) -> None:
+    """Show who of the owners in force has signed a policy."""
+    document = read_document(options.file)
+    parse_policy(document, source=str(options.file))
+    shown = await owners_at(client)
+    show_signers(output, [shown.in_force], POLICY_LABEL, document, options.file)
 
 
 async def _policy_show(client: Client, options: argparse.Namespace, output: Output) -> None:
     in_force = await _in_force(client)
     if output.is_data:
-        output.show_one({**_brief(in_force), "document": in_force.document.decode()})
+        signed = {"signed_by": [*in_force.signed_by], "owners_version": in_force.owners_version}
+        output.show_one({**_brief(in_force), **signed, "document": in_force.document.decode()})
     else:
         print(in_force.document.decode(), end="")
 
@@ -267,15 +256,38 @@ def add_policy_verbs(verbs: Any) -> None:
         "check a policy and list what is risky in it",
         file="policy to check",
     )
-    made.add_argument("--owner-key", type=Path, metavar="FILE", help="check FILE.sig with this key")
+    made.add_argument(
+        "--owner-key",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="check FILE.sig with this key; once for each owner",
+    )
+    made.add_argument(
+        "--threshold",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many of these owners must have signed (default: 1)",
+    )
     made = offline(
         verbs,
         "sign",
         _policy_sign,
-        "sign a policy as its owner; writes FILE.sig",
+        "sign a policy as an owner; writes FILE.sig",
         file="policy to sign",
     )
-    made.add_argument("--key", type=Path, required=True, metavar="FILE", help="the owner's key")
+    add_signing_options(made)
+    made.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the signature in FILE.sig, which is another owner's",
+    )
+    made = verb(verbs, "signers", _policy_signers, "show which owners have signed a policy")
+    made.add_argument(
+        "file", type=Path, metavar="FILE", help="policy, with its signatures in FILE.sig"
+    )
     verb(verbs, "show", _policy_show, "print the policy in force")
     for name, run, text in (
         ("apply", _policy_apply, "put a newer policy into force; every node attests again"),
@@ -283,7 +295,7 @@ def add_policy_verbs(verbs: Any) -> None:
     ):
         made = verb(verbs, name, run, text)
         made.add_argument(
-            "file", type=Path, metavar="FILE", help="policy, with its signature in FILE.sig"
+            "file", type=Path, metavar="FILE", help="policy, with its signatures in FILE.sig"
         )
 
 

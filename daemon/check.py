@@ -38,7 +38,8 @@ def check_names(config: Config) -> None:
 def check_start(config: Config) -> None:
     """Raise as a start would if a directory, key, certificate or policy can't be used.
 
-    UsageError; VerificationError for a policy without its owner's signature; UnavailableError if a
+    UsageError; VerificationError for the first policy of a broker without its owners' signatures;
+    UnavailableError if a
     drive is missing, or a file system full or gone. Contacts neither hardware nor another daemon,
     and binds no address.
     """
@@ -53,7 +54,7 @@ def check_start(config: Config) -> None:
     if config.broker is not None:
         from sealane.daemon.broker.check import check_broker  # noqa: PLC0415
 
-        check_broker(config.broker)
+        check_broker(config.broker, state_dir)
     if config.traces is not None:
         read_certificates(config.traces.ca_file, "traces.ca_file")
     if config.enrolment is not None:

@@ -159,6 +159,23 @@ class NextKeyConfig(Section):
         return self
 
 
+OWNERS_MAX: Final = 16
+"""Owners of the policy at the same time."""
+
+
+class PolicyOwnersConfig(Section):
+    """The policy's owners, until a document that they sign names others."""
+
+    keys: Annotated[list[AbsolutePath], Field(min_length=1, max_length=OWNERS_MAX)]
+    threshold: Annotated[int, Field(ge=1, le=OWNERS_MAX)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.threshold > len(self.keys):
+            raise ValueError("a threshold of at most the number of keys")
+        return self
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -167,6 +184,7 @@ class BrokerConfig(Section):
     instance: Annotated[int, Field(ge=1, le=65535)] = 1
     policy_file: AbsolutePath
     policy_owner_key: AbsolutePath | None = None
+    policy_owners: PolicyOwnersConfig | None = None
     allow_unsigned_policy: bool = False
     collateral_dir: AbsolutePath | None = None
     key_file: SecretPath | None = None
@@ -190,10 +208,11 @@ class BrokerConfig(Section):
     def _check(self) -> Self:
         if (self.key_file is None) == (self.hsm is None):
             raise ValueError("either key_file or hsm")
-        if (self.policy_owner_key is None) != self.allow_unsigned_policy:
+        named = (self.policy_owner_key, self.policy_owners)
+        if sum(each is not None for each in named) + self.allow_unsigned_policy != 1:
             raise ValueError(
-                "either policy_owner_key, the policy owner's public key, or, for development only, "
-                "allow_unsigned_policy = true"
+                "one of policy_owner_key, the policy owner's public key, policy_owners, several "
+                "with a threshold, or, for development only, allow_unsigned_policy = true"
             )
         if (self.etcd is not None) != (self.store == "etcd"):
             raise ValueError('the section etcd if store is "etcd", and only then')

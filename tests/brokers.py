@@ -43,6 +43,10 @@ class Count:
         return self.value
 
 
+async def not_covered(_revision: int) -> None:
+    """Stand in for `Instance.cover` where no store is rolled back."""
+
+
 class MemoryAudit:
     """An audit log in memory."""
 

@@ -14,14 +14,16 @@ from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.membership import Membership
-from sealane.daemon.broker.policy import (
-    OwnerKey,
+from sealane.daemon.broker.owners import (
+    POLICY_LABEL,
+    Owner,
+    Owners,
+    owner_name,
     parse_owner_key,
-    parse_policy,
-    read_document,
-    read_signature,
-    verify_owner,
+    parse_signatures,
 )
+from sealane.daemon.broker.owners_keeper import OwnersKeeper
+from sealane.daemon.broker.policy import parse_policy, read_document, read_signature
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.verifier import Clocks, VerifierService
@@ -58,22 +60,39 @@ def find_verifier(evidence_type: str) -> EvidenceVerifier | None:
         return None
 
 
-def check_policy_file(config: BrokerConfig) -> Policy:
-    """Read the policy as at startup; UsageError or VerificationError if startup would fail."""
+def check_policy_file(config: BrokerConfig, *, owners: Owners | None) -> Policy:
+    """Read the policy file and verify that `owners`, if any, signed it.
+
+    UsageError or VerificationError as for a policy that is applied.
+    """
     path = Path(config.policy_file)
     document = read_document(path)
-    owner = owner_key(config)
-    if owner is not None:
-        verify_owner(document, read_signature(path), owner=owner)
+    if owners is not None:
+        signatures = parse_signatures(read_signature(path), source=f"{path}.sig")
+        owners.verify(POLICY_LABEL, document, signatures, what=str(path))
     return parse_policy(document, source=str(path))
 
 
-def owner_key(config: BrokerConfig) -> OwnerKey | None:
-    """Return the key that must sign policies; None: the configuration requires none."""
-    if config.policy_owner_key is None:
+def configured_owners(config: BrokerConfig) -> Owners | None:
+    """Return the policy's owners by the configuration; None: anyone may write a policy.
+
+    UsageError `policy.owner…` or that of a file.
+    """
+    several, key = config.policy_owners, "broker.policy_owners.keys"
+    if several is not None:
+        paths, threshold = several.keys, several.threshold
+    elif config.policy_owner_key is not None:
+        paths, threshold, key = [config.policy_owner_key], 1, "broker.policy_owner_key"
+    else:
         return None
-    pem = read_file(config.policy_owner_key, key="broker.policy_owner_key")
-    return parse_owner_key(pem, source=f"broker.policy_owner_key {config.policy_owner_key}")
+    owners = [
+        Owner(
+            name=owner_name(Path(path)),
+            key=parse_owner_key(read_file(path, key=key), source=f"{key} {path}"),
+        )
+        for path in paths
+    ]
+    return Owners.of(owners, threshold=threshold, version=0, source=key.removesuffix(".keys"))
 
 
 async def offer_policy(keeper: PolicyKeeper, config: BrokerConfig) -> None:
@@ -129,14 +148,17 @@ async def open_verifier(
                 "nothing about their machines; for development only",
             )
 
-    owner = owner_key(config)
-    if owner is None:
+    configured = configured_owners(config)
+    if configured is None:
         get_logger().warning(
             "unsigned_policy",
             message="policies need no owner's signature: anyone who can write the policy file "
             "decides which nodes are trusted; for development only",
         )
-    keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
+    owners = OwnersKeeper(
+        broker.registry, configured=configured, cover=instance.cover, audit=broker.audit
+    )
+    keeper = PolicyKeeper(broker.registry, owners=owners, audit=broker.audit, changed=enact)
     await offer_policy(keeper, config)
     devices = Devices(
         broker.registry,

@@ -2,19 +2,25 @@
 
 from pathlib import Path
 
-from sealane.daemon.broker.assembly import check_policy_file
+from sealane.daemon.broker.assembly import check_policy_file, configured_owners
 from sealane.daemon.broker.audit_forward import collector_of
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.broker.kek import read_key
-from sealane.daemon.broker.opening import etcd_credentials
+from sealane.daemon.broker.opening import STORE_NAME, etcd_credentials
 from sealane.daemon.config import BrokerConfig, NextKeyConfig
 from sealane.daemon.runtime.certificate_files import read_certificates
 from sealane.daemon.runtime.files import read_secret
 
 
-def check_broker(config: BrokerConfig) -> None:
-    """Raise UsageError or VerificationError as the broker's start would."""
-    check_policy_file(config)
+def check_broker(config: BrokerConfig, state_dir: Path) -> None:
+    """Raise UsageError or VerificationError as the broker's start would.
+
+    Who must sign a policy is in the store, which this doesn't read. Before there is one, it is who
+    the configuration says.
+    """
+    owners = configured_owners(config)
+    is_new = config.etcd is None and not (state_dir / STORE_NAME).exists()
+    check_policy_file(config, owners=owners if is_new else None)
     _check_key(config, "broker")
     if config.next_key is not None:
         _check_key(config.next_key, "broker.next_key")

@@ -1,4 +1,4 @@
-"""The verifier's policy document: TOML, strict like the configuration, signed by its owner.
+"""The verifier's policy document: TOML, strict like the configuration, signed by its owners.
 
 `sealane.crypto.attestation.policy` defines its meaning, attestation.md describes each field. A
 missing field is an error, or refuses the nodes that would need it.
@@ -10,11 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
 from pydantic import AfterValidator, Field
 
 from sealane.crypto.attestation.ar4si import Tier
@@ -25,24 +20,20 @@ from sealane.crypto.attestation.policy import (
     ReferenceValues,
     software_reference,
 )
-from sealane.crypto.encoding import fields
 from sealane.crypto.evidence.software import HARDWARE_SCHEME, SOFTWARE
 from sealane.crypto.roles import Role
+from sealane.daemon.broker.owners import SIGNATURE_SUFFIX
 from sealane.daemon.runtime.config_types import NodeName, Section
 from sealane.daemon.runtime.files import read_bounded
 from sealane.daemon.runtime.sections import parse_toml
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UsageError
 
 # Limit of the store, because one record holds the document. Some 400 machines.
 POLICY_BYTES_MAX: Final = 128 << 10
-SIGNATURE_SUFFIX: Final = ".sig"
 
-_SIGNATURE_DOMAIN: Final = "sealane policy v1"
 _HEX: Final = frozenset("0123456789abcdef")
 _ITEMS_MAX: Final = 4096
 
-OwnerKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
-OwnerPrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 NodeRole = Literal[Role.TARGET, Role.GATEWAY, Role.FABRIC]
 
 
@@ -170,45 +161,9 @@ def read_document(path: Path) -> bytes:
 
 
 def read_signature(path: Path) -> bytes:
-    """Read the signature file beside the policy document at `path`; empty if there is none."""
+    """Read the file of signatures beside the document at `path`; empty if there is none."""
     beside = path.with_name(path.name + SIGNATURE_SUFFIX)
     return read_document(beside) if beside.exists() else b""
-
-
-def parse_owner_key(pem: bytes, *, source: str) -> OwnerKey:
-    """Read the public key of the policy's owner; UsageError `policy.owner_key.malformed`."""
-    try:
-        key = serialization.load_pem_public_key(pem)
-    except ValueError:
-        key = None
-    if not isinstance(key, OwnerKey):
-        raise UsageError(
-            "policy.owner_key.malformed",
-            f"{source}: not an owner's key; allowed: a public key, Ed25519 or ECDSA, in PEM",
-        )
-    return key
-
-
-def sign_policy(document: bytes, key: OwnerPrivateKey) -> bytes:
-    """Sign a document with its owner's key."""
-    signed = fields(_SIGNATURE_DOMAIN, document)
-    if isinstance(key, Ed25519PrivateKey):
-        return key.sign(signed)
-    return key.sign(signed, ec.ECDSA(SHA256()))
-
-
-def verify_owner(document: bytes, signature: bytes, *, owner: OwnerKey) -> None:
-    """Raise VerificationError `policy.signature` unless the owner signed `document`."""
-    signed = fields(_SIGNATURE_DOMAIN, document)
-    try:
-        if isinstance(owner, Ed25519PublicKey):
-            owner.verify(signature, signed)
-        else:
-            owner.verify(signature, signed, ec.ECDSA(SHA256()))
-    except InvalidSignature as error:
-        raise VerificationError(
-            "policy.signature", "the policy is not signed by its owner (sealanectl policy sign)"
-        ) from error
 
 
 def cautions(policy: Policy, *, safe_flags: Mapping[str, Mapping[str, bool]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The policy in force: kept in the broker's store, replaced by newer versions its owner signed.
+"""The policy in force: kept in the broker's store, replaced by newer versions its owners signed.
 
 A version number is used once: a new policy must have a higher one. After a change every node
 attests again: results under older versions are refused after `REAPPRAISAL_SECONDS`.
@@ -10,7 +10,9 @@ from typing import Final
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
 from sealane.daemon.broker.audit import Audit
-from sealane.daemon.broker.policy import OwnerKey, parse_policy, verify_owner
+from sealane.daemon.broker.owners import POLICY_LABEL, Owners, parse_signatures
+from sealane.daemon.broker.owners_keeper import OwnersKeeper
+from sealane.daemon.broker.policy import parse_policy
 from sealane.daemon.broker.records import PolicyRecord, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.clock import monotonic_ns
@@ -36,13 +38,13 @@ class PolicyKeeper:
         self,
         registry: Registry,
         *,
-        owner: OwnerKey | None,
+        owners: OwnersKeeper,
         audit: Audit,
         changed: Callable[[Policy], None],
     ) -> None:
-        """Accept policies signed by `owner`; None: no signature needed, for development only."""
+        """Accept policies that a threshold of `owners` signed; any if there are none."""
         self._registry = registry
-        self._owner = owner
+        self.owners = owners
         self._audit = audit
         self._changed = changed
         self._stored: Stored[PolicyRecord] | None = None
@@ -55,13 +57,32 @@ class PolicyKeeper:
         """The document in force; empty before there is one."""
         return b"" if self._stored is None else self._stored.record.document
 
+    @property
+    def owners_version(self) -> int:
+        """Version of the owners who had to sign it."""
+        return 0 if self._stored is None else self._stored.record.owners_version
+
+    @property
+    def signed_by(self) -> list[str]:
+        """Names of the owners who signed it."""
+        if self._stored is None:
+            return []
+        record = self._stored.record
+        owners = self.owners.of_version(record.owners_version)
+        if owners is None:
+            return []
+        signatures = parse_signatures(record.signature, source="the stored policy")
+        found = owners.signers(POLICY_LABEL, record.document, signatures)
+        return sorted(owners.by_id[key_id].name for key_id in found)
+
     async def offer(self, document: bytes, signature: bytes, *, source: str) -> None:
         """Load the stored policy, or the operator's file if newer; at startup and at SIGHUP.
 
-        An older file is ignored: `sealanectl policy apply` has replaced it.
+        An older file is ignored: `sealanectl policy apply` has replaced it. So are the signatures
+        of the one in force, whose owners may have changed since.
         """
         await self.refresh()
-        offered = self._accept(document, signature, source=source)
+        offered = parse_policy(document, source=source)
         if offered.version < self.policy.version:
             get_logger().warning(
                 "policy_file_is_older", file=offered.version, in_force=self.policy.version
@@ -70,15 +91,19 @@ class PolicyKeeper:
             await self.apply(document, signature, source=source, subject="configuration")
 
     async def refresh(self) -> None:
-        """Adopt the policy in the store, for example after another broker's change.
+        """Adopt policy and owners in the store, for example after another broker's change.
 
-        VerificationError `policy.rolled_back` if it is older than the one in force here.
+        VerificationError `policy.rolled_back` if it is older than the one in force here; errors of
+        `OwnersKeeper.refresh`.
         """
         stored = await self._registry.policies.get(_IN_FORCE)
+        # Afterwards: then the owners who signed it are among them.
+        await self.owners.refresh()
         if stored is None or stored == self._stored:
             return
-        record = stored.record
-        policy = self._accept(record.document, record.signature, source="the stored policy")
+        record, source = stored.record, "the stored policy"
+        signers = self.owners.of_version(record.owners_version)
+        policy = _accepted(record.document, record.signature, by=signers, source=source)
         if policy.version < self.policy.version:
             raise VerificationError(
                 "policy.rolled_back",
@@ -131,8 +156,10 @@ class PolicyKeeper:
     async def _apply(
         self, document: bytes, signature: bytes, *, source: str, subject: str
     ) -> Policy:
-        policy = self._accept(document, signature, source=source)
         await self.refresh()
+        owners, owners_version = self.owners.current, self.owners.version
+        no_later_owners = self.owners.unchanged()
+        policy = _accepted(document, signature, by=owners, source=source)
         before = self.policy
         if policy.version <= before.version:
             raise UsageError(
@@ -149,16 +176,23 @@ class PolicyKeeper:
             digest=policy.digest,
             version_before=before.version,
             digest_before=before.digest,
-            signed=self._owner is not None,
+            signed=owners is not None,
+            owners_version=owners_version,
         )
-        record = PolicyRecord(version=policy.version, document=document, signature=signature)
+        record = PolicyRecord(
+            version=policy.version,
+            document=document,
+            signature=signature,
+            owners_version=owners_version,
+        )
         revision = await self._registry.commit(
-            [self._registry.policies.unchanged(_IN_FORCE, self._stored)],
+            [self._registry.policies.unchanged(_IN_FORCE, self._stored), no_later_owners],
             self._registry.policies.sealed(_IN_FORCE, record),
         )
         if revision is None:
             raise UsageError(
-                "policy.version.used", f"{source}: another policy was applied in the meantime"
+                "policy.version.used",
+                f"{source}: another policy or other owners were put into force in the meantime",
             )
         self._enact(policy, Stored(record, revision, _IN_FORCE))
         return policy
@@ -177,14 +211,17 @@ class PolicyKeeper:
             )
         return version != self.policy.version
 
-    def _accept(self, document: bytes, signature: bytes, *, source: str) -> Policy:
-        if self._owner is not None:
-            verify_owner(document, signature, owner=self._owner)
-        return parse_policy(document, source=source)
-
     def _enact(self, policy: Policy, stored: Stored[PolicyRecord]) -> None:
         self.policy = policy
         self._stored = stored
         self._changed_ns = monotonic_ns()
         get_logger().info("policy_in_force", version=policy.version, digest=policy.digest.hex())
         self._changed(policy)
+
+
+def _accepted(document: bytes, signature: bytes, *, by: Owners | None, source: str) -> Policy:
+    """Return the policy in a signed document; errors of `Owners.verify` and `parse_policy`."""
+    if by is not None:
+        signatures = parse_signatures(signature, source=source)
+        by.verify(POLICY_LABEL, document, signatures, what=source)
+    return parse_policy(document, source=source)

@@ -10,6 +10,7 @@ from typing import Final
 from google.protobuf import empty_pb2
 
 from sealane.daemon.broker.audit import AuditLog
+from sealane.daemon.broker.owners import Owners, owners_document
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.runtime.authorizers import Context
 from sealane.errors import UnavailableError, VerificationError
@@ -41,11 +42,50 @@ class PoliciesServicer(policy_pb2_grpc.PoliciesServicer):
         )
         return self._in_force()
 
+    async def GetPolicyOwners(
+        self, request: empty_pb2.Empty, context: Context
+    ) -> policy_pb2.PolicyOwners:
+        """Return who owns the policy."""
+        return self._owners()
+
+    async def ReplacePolicyOwners(
+        self, request: policy_pb2.ReplacePolicyOwnersRequest, context: Context
+    ) -> policy_pb2.PolicyOwners:
+        """Put the owners of a signed document into force."""
+        await self._keeper.owners.replace(request.document, request.signatures, subject="operator")
+        return self._owners()
+
+    async def ResetPolicyOwners(
+        self, request: policy_pb2.ResetPolicyOwnersRequest, context: Context
+    ) -> policy_pb2.PolicyOwners:
+        """Put the owners of this broker's configuration into force."""
+        await self._keeper.owners.reset(request.configured_digest, subject="operator")
+        return self._owners()
+
     def _in_force(self) -> policy_pb2.PolicyInForce:
         policy = self._keeper.policy
         return policy_pb2.PolicyInForce(
-            version=policy.version, digest=policy.digest, document=self._keeper.document
+            version=policy.version,
+            digest=policy.digest,
+            document=self._keeper.document,
+            signed_by=self._keeper.signed_by,
+            owners_version=self._keeper.owners_version,
         )
+
+    def _owners(self) -> policy_pb2.PolicyOwners:
+        owners = self._keeper.owners
+        configured = owners.configured
+        return policy_pb2.PolicyOwners(
+            version=owners.version,
+            document=_document(owners.current),
+            configured_document=_document(configured),
+            configured_digest=b"" if configured is None else configured.digest,
+            is_configured=owners.is_configured,
+        )
+
+
+def _document(owners: Owners | None) -> bytes:
+    return b"" if owners is None else owners_document(owners)
 
 
 class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):

@@ -448,11 +448,27 @@ class AnchorRecord(Record):
 
 
 class PolicyRecord(Record):
-    """The policy in force, as its owner supplied it; versions only increase."""
+    """The policy in force, as its owners supplied it; versions only increase.
+
+    `owners_version` is that of the owners who had to sign when it was applied.
+    """
 
     version: Annotated[int, Field(ge=1)]
     document: bytes
     signature: bytes
+    # Not written before owners were changed: earlier versions don't know it.
+    owners_version: Annotated[int, Field(ge=0, exclude_if=lambda value: value == 0)] = 0
+
+
+class PolicyOwnersRecord(Record):
+    """A version of the policy's owners (sealane.daemon.broker.owners_keeper).
+
+    Without signatures it is what a broker's configuration named: the first ones, or at a reset.
+    """
+
+    version: Annotated[int, Field(ge=0)]
+    document: bytes
+    signatures: bytes = b""
 
 
 class AuditHeadRecord(Record):
@@ -579,6 +595,9 @@ class Tables:
         self.restores = Table(store, "restores", RestoreRecord, record_key=record_key)
         self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
         self.policies = Table(store, "policies", PolicyRecord, record_key=record_key)
+        self.policy_owners = Table(
+            store, "policy-owners", PolicyOwnersRecord, record_key=record_key
+        )
         self.audit_heads = Table(store, "audit", AuditHeadRecord, record_key=record_key)
         self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)

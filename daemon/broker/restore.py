@@ -17,7 +17,7 @@ from cryptography import x509
 from pydantic import ValidationError
 
 from sealane.crypto.snapshot import Header, RecipientKey, anchor_digest, read_snapshot
-from sealane.daemon.broker.assembly import check_policy_file
+from sealane.daemon.broker.assembly import check_policy_file, configured_owners
 from sealane.daemon.broker.authority import AUTHORITY_KEY, check_has, opened_authority
 from sealane.daemon.broker.kek import open_keys
 from sealane.daemon.broker.keyring import UNNAMED, Keyring
@@ -27,6 +27,8 @@ from sealane.daemon.broker.opening import (
     STORE_NAME,
     etcd_credentials,
 )
+from sealane.daemon.broker.owners import Owners
+from sealane.daemon.broker.owners_keeper import trusted_owners
 from sealane.daemon.broker.records import AuthorityRecord, Tables, instance_name
 from sealane.daemon.broker.restored import Accepted, Revision, revised
 from sealane.daemon.broker.snapshot import decoded
@@ -35,6 +37,7 @@ from sealane.daemon.broker.store.contract import (
     COMMIT_CHANGES_MAX,
     STATE_KEY,
     Compare,
+    Entry,
     Store,
 )
 from sealane.daemon.broker.store.etcd import EtcdStore
@@ -76,8 +79,9 @@ def prepared(
     """Verify a snapshot for this configuration, and revise its records; changes nothing.
 
     Errors of `read_snapshot`, `open_keys`, `revised` and `check_policy_file`; VerificationError
-    `broker.snapshot.anchor`, `broker.store.rolled_back`; UsageError `broker.snapshot.version`,
-    `broker.restore.instance`, `broker.restore.policy`, `broker.restore.counter`.
+    `broker.snapshot.anchor`, `broker.store.rolled_back`, `policy.owners.configuration`;
+    UsageError `broker.snapshot.version`, `broker.restore.instance`, `broker.restore.policy`,
+    `broker.restore.counter`.
     """
     broker = broker_of(config)
     header, content = read_snapshot(file, key=key, anchor=anchor)
@@ -98,7 +102,7 @@ def prepared(
         snapshot_state=header.state_number,
     )
     _check_instance(broker, revision)
-    _check_policy(broker, revision)
+    _check_policy(broker, revision, tables)
     _check_counters(config, broker)
     digests = [hashes.digest(name, value) for name, value in revision.entries.items()]
     empty = State(number=state.number, count=0, total=0, tag=state.tag, revision=0)
@@ -239,8 +243,24 @@ def _check_instance(broker: BrokerConfig, revision: Revision) -> None:
         )
 
 
-def _check_policy(broker: BrokerConfig, revision: Revision) -> None:
-    version = check_policy_file(broker).version
+def _owners_in(revision: Revision, tables: Tables, configured: Owners | None) -> Owners | None:
+    """Return the policy's owners in the snapshot; errors of `trusted_owners`."""
+    prefix = tables.policy_owners.key("")
+    records = [
+        tables.policy_owners.opened(Entry(key, value, 0)).record
+        for key, value in sorted(revision.entries.items())
+        if key.startswith(prefix)
+    ]
+    if not records:
+        return configured
+    trusted = [] if configured is None else [configured]
+    history = trusted_owners(records, trusted=trusted)
+    return history[max(history)]
+
+
+def _check_policy(broker: BrokerConfig, revision: Revision, tables: Tables) -> None:
+    owners = _owners_in(revision, tables, configured_owners(broker))
+    version = check_policy_file(broker, owners=owners).version
     if version <= revision.policy_version:
         raise UsageError(
             "broker.restore.policy",

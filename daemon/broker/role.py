@@ -8,7 +8,12 @@ from typing import Final
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.anchor_files import AnchorFiles
-from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
+from sealane.daemon.broker.assembly import (
+    VerifierParts,
+    configured_owners,
+    offer_policy,
+    open_verifier,
+)
 from sealane.daemon.broker.audit_forward import AuditForwarder
 from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.device_books import DeviceBooks
@@ -108,6 +113,7 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
         if config.broker is not None:
             await rewrapping.announce(await asyncio.to_thread(open_keys, config.broker))
             await verifier.collateral.load()
+            verifier.keeper.owners.configure(configured_owners(config.broker))
             await offer_policy(verifier.keeper, config.broker)
 
     context.reloads.append(reload)

@@ -61,7 +61,7 @@ _METHODS: Final = {
     ),
     "DeviceRegistry": ("InitializeDevice", "MoveDevice", "ForgetDevice"),
     "Operator": ("RotateVolumeKey", "RotateEncryptionKey", "ReplaceAuthority"),
-    "Policies": ("ApplyPolicy",),
+    "Policies": ("ApplyPolicy", "ReplacePolicyOwners", "ResetPolicyOwners"),
     "Membership": ("RevokeNode", "RestoreNode"),
 }
 COMPLETED: Final = frozenset(

@@ -71,8 +71,12 @@ CALL_CLASSES: Final[Mapping[str, CallClass]] = dict(
             "ProbeAccelerator EnableAccelerator DisableAccelerator DrainAccelerator",
         ),
         _rows(_READ, "sealane.v1.Subsystems", "ListSubsystems GetSubsystem"),
-        _rows(_READ, "sealane.v1.Policies", "GetPolicy"),
-        _rows(_OPERATE, "sealane.v1.Policies", "ApplyPolicy"),
+        _rows(_READ, "sealane.v1.Policies", "GetPolicy GetPolicyOwners"),
+        _rows(
+            _OPERATE,
+            "sealane.v1.Policies",
+            "ApplyPolicy ReplacePolicyOwners ResetPolicyOwners",
+        ),
         _rows(_READ, "sealane.v1.AuditLog", "ExportAudit"),
         _rows(
             _READ,

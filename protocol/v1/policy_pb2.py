@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sealane/protocol/v1/policy.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"B\n\rPolicyInForce\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x03 \x01(\x0c\"9\n\x12\x41pplyPolicyRequest\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"F\n\tAuditPart\x12\r\n\x05lines\x18\x01 \x01(\x0c\x12\x15\n\rhead_sequence\x18\x02 \x01(\x04\x12\x13\n\x0bhead_digest\x18\x03 \x01(\x0c\x32\x94\x01\n\x08Policies\x12>\n\tGetPolicy\x12\x16.google.protobuf.Empty\x1a\x19.sealane.v1.PolicyInForce\x12H\n\x0b\x41pplyPolicy\x12\x1e.sealane.v1.ApplyPolicyRequest\x1a\x19.sealane.v1.PolicyInForce2J\n\x08\x41uditLog\x12>\n\x0b\x45xportAudit\x12\x16.google.protobuf.Empty\x1a\x15.sealane.v1.AuditPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sealane/protocol/v1/policy.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"m\n\rPolicyInForce\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x03 \x01(\x0c\x12\x11\n\tsigned_by\x18\x04 \x03(\t\x12\x16\n\x0eowners_version\x18\x05 \x01(\r\"9\n\x12\x41pplyPolicyRequest\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x80\x01\n\x0cPolicyOwners\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08\x64ocument\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63onfigured_document\x18\x03 \x01(\x0c\x12\x19\n\x11\x63onfigured_digest\x18\x04 \x01(\x0c\x12\x15\n\ris_configured\x18\x05 \x01(\x08\"B\n\x1aReplacePolicyOwnersRequest\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x12\n\nsignatures\x18\x02 \x01(\x0c\"5\n\x18ResetPolicyOwnersRequest\x12\x19\n\x11\x63onfigured_digest\x18\x01 \x01(\x0c\"F\n\tAuditPart\x12\r\n\x05lines\x18\x01 \x01(\x0c\x12\x15\n\rhead_sequence\x18\x02 \x01(\x04\x12\x13\n\x0bhead_digest\x18\x03 \x01(\x0c\x32\x87\x03\n\x08Policies\x12>\n\tGetPolicy\x12\x16.google.protobuf.Empty\x1a\x19.sealane.v1.PolicyInForce\x12H\n\x0b\x41pplyPolicy\x12\x1e.sealane.v1.ApplyPolicyRequest\x1a\x19.sealane.v1.PolicyInForce\x12\x43\n\x0fGetPolicyOwners\x12\x16.google.protobuf.Empty\x1a\x18.sealane.v1.PolicyOwners\x12W\n\x13ReplacePolicyOwners\x12&.sealane.v1.ReplacePolicyOwnersRequest\x1a\x18.sealane.v1.PolicyOwners\x12S\n\x11ResetPolicyOwners\x12$.sealane.v1.ResetPolicyOwnersRequest\x1a\x18.sealane.v1.PolicyOwners2J\n\x08\x41uditLog\x12>\n\x0b\x45xportAudit\x12\x16.google.protobuf.Empty\x1a\x15.sealane.v1.AuditPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealane.protocol.v1.policy_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_POLICYINFORCE']._serialized_start=77
-  _globals['_POLICYINFORCE']._serialized_end=143
-  _globals['_APPLYPOLICYREQUEST']._serialized_start=145
-  _globals['_APPLYPOLICYREQUEST']._serialized_end=202
-  _globals['_AUDITPART']._serialized_start=204
-  _globals['_AUDITPART']._serialized_end=274
-  _globals['_POLICIES']._serialized_start=277
-  _globals['_POLICIES']._serialized_end=425
-  _globals['_AUDITLOG']._serialized_start=427
-  _globals['_AUDITLOG']._serialized_end=501
+  _globals['_POLICYINFORCE']._serialized_end=186
+  _globals['_APPLYPOLICYREQUEST']._serialized_start=188
+  _globals['_APPLYPOLICYREQUEST']._serialized_end=245
+  _globals['_POLICYOWNERS']._serialized_start=248
+  _globals['_POLICYOWNERS']._serialized_end=376
+  _globals['_REPLACEPOLICYOWNERSREQUEST']._serialized_start=378
+  _globals['_REPLACEPOLICYOWNERSREQUEST']._serialized_end=444
+  _globals['_RESETPOLICYOWNERSREQUEST']._serialized_start=446
+  _globals['_RESETPOLICYOWNERSREQUEST']._serialized_end=499
+  _globals['_AUDITPART']._serialized_start=501
+  _globals['_AUDITPART']._serialized_end=571
+  _globals['_POLICIES']._serialized_start=574
+  _globals['_POLICIES']._serialized_end=965
+  _globals['_AUDITLOG']._serialized_start=967
+  _globals['_AUDITLOG']._serialized_end=1041
 # @@protoc_insertion_point(module_scope)

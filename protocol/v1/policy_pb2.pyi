@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
+from google.protobuf.internal import containers as containers
 import builtins as builtins
 import sys
 import typing as typing
@@ -23,21 +25,31 @@ class PolicyInForce(message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     DOCUMENT_FIELD_NUMBER: builtins.int
+    SIGNED_BY_FIELD_NUMBER: builtins.int
+    OWNERS_VERSION_FIELD_NUMBER: builtins.int
     version: builtins.int
     digest: builtins.bytes
     """SHA-256 of the document"""
     document: builtins.bytes
     """TOML"""
+    owners_version: builtins.int
+    """of the owners who had to sign it"""
+    @builtins.property
+    def signed_by(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """names of owners"""
+
     def __init__(
         self,
         *,
         version: builtins.int = ...,
         digest: builtins.bytes = ...,
         document: builtins.bytes = ...,
+        signed_by: abc.Iterable[builtins.str] | None = ...,
+        owners_version: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "document", b"document", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["digest", b"digest", "document", b"document", "owners_version", b"owners_version", "signed_by", b"signed_by", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -49,7 +61,7 @@ class ApplyPolicyRequest(message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     document: builtins.bytes
     signature: builtins.bytes
-    """empty if the configuration has no owner's key"""
+    """one or several; empty if the policy has no owners"""
     def __init__(
         self,
         *,
@@ -59,6 +71,78 @@ class ApplyPolicyRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["document", b"document", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PolicyOwners(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    DOCUMENT_FIELD_NUMBER: builtins.int
+    CONFIGURED_DOCUMENT_FIELD_NUMBER: builtins.int
+    CONFIGURED_DIGEST_FIELD_NUMBER: builtins.int
+    IS_CONFIGURED_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """0: those of the configuration"""
+    document: builtins.bytes
+    """Names the owners, as `ReplacePolicyOwnersRequest.document`. Empty: no policy needs a signature."""
+    configured_document: builtins.bytes
+    """the same for this broker's configuration"""
+    configured_digest: builtins.bytes
+    is_configured: builtins.bool
+    """The configuration names the owners of some version, so the broker can start with it."""
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        document: builtins.bytes = ...,
+        configured_document: builtins.bytes = ...,
+        configured_digest: builtins.bytes = ...,
+        is_configured: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["configured_digest", b"configured_digest", "configured_document", b"configured_document", "document", b"document", "is_configured", b"is_configured", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReplacePolicyOwnersRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: builtins.int
+    SIGNATURES_FIELD_NUMBER: builtins.int
+    document: builtins.bytes
+    """TOML"""
+    signatures: builtins.bytes
+    def __init__(
+        self,
+        *,
+        document: builtins.bytes = ...,
+        signatures: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["document", b"document", "signatures", b"signatures"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResetPolicyOwnersRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    CONFIGURED_DIGEST_FIELD_NUMBER: builtins.int
+    configured_digest: builtins.bytes
+    """as shown before"""
+    def __init__(
+        self,
+        *,
+        configured_digest: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["configured_digest", b"configured_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

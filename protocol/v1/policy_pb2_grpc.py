@@ -46,6 +46,21 @@ class PoliciesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.ApplyPolicyRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyInForce.FromString,
                 _registered_method=True)
+        self.GetPolicyOwners = channel.unary_unary(
+                '/sealane.v1.Policies/GetPolicyOwners',
+                request_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.FromString,
+                _registered_method=True)
+        self.ReplacePolicyOwners = channel.unary_unary(
+                '/sealane.v1.Policies/ReplacePolicyOwners',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.ReplacePolicyOwnersRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.FromString,
+                _registered_method=True)
+        self.ResetPolicyOwners = channel.unary_unary(
+                '/sealane.v1.Policies/ResetPolicyOwners',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.ResetPolicyOwnersRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.FromString,
+                _registered_method=True)
 
 
 class PoliciesServicer:
@@ -60,7 +75,28 @@ class PoliciesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ApplyPolicy(self, request, context):
-        """Puts a newer policy, signed by its owner, into force; every node attests again.
+        """Puts a newer policy, signed by its owners, into force; every node attests again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicyOwners(self, request, context):
+        """Returns who owns the policy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplacePolicyOwners(self, request, context):
+        """Puts the owners of a document, signed by the present ones and by these, into force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPolicyOwners(self, request, context):
+        """Puts the owners that this broker's configuration names into force, without a signature.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +114,21 @@ def add_PoliciesServicer_to_server(servicer, server):
                     servicer.ApplyPolicy,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.ApplyPolicyRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyInForce.SerializeToString,
+            ),
+            'GetPolicyOwners': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicyOwners,
+                    request_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.SerializeToString,
+            ),
+            'ReplacePolicyOwners': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplacePolicyOwners,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.ReplacePolicyOwnersRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.SerializeToString,
+            ),
+            'ResetPolicyOwners': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPolicyOwners,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.ResetPolicyOwnersRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +186,87 @@ class Policies:
             '/sealane.v1.Policies/ApplyPolicy',
             sealane_dot_protocol_dot_v1_dot_policy__pb2.ApplyPolicyRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyInForce.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicyOwners(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Policies/GetPolicyOwners',
+            google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplacePolicyOwners(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Policies/ReplacePolicyOwners',
+            sealane_dot_protocol_dot_v1_dot_policy__pb2.ReplacePolicyOwnersRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPolicyOwners(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Policies/ResetPolicyOwners',
+            sealane_dot_protocol_dot_v1_dot_policy__pb2.ResetPolicyOwnersRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_policy__pb2.PolicyOwners.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,7 +37,13 @@ class PoliciesStub:
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]
     """Returns the policy in force."""
     ApplyPolicy: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ApplyPolicyRequest, _policy_pb2.PolicyInForce]
-    """Puts a newer policy, signed by its owner, into force; every node attests again."""
+    """Puts a newer policy, signed by its owners, into force; every node attests again."""
+    GetPolicyOwners: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyOwners]
+    """Returns who owns the policy."""
+    ReplacePolicyOwners: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ReplacePolicyOwnersRequest, _policy_pb2.PolicyOwners]
+    """Puts the owners of a document, signed by the present ones and by these, into force."""
+    ResetPolicyOwners: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ResetPolicyOwnersRequest, _policy_pb2.PolicyOwners]
+    """Puts the owners that this broker's configuration names into force, without a signature."""
 
 @_typing.type_check_only
 class PoliciesAsyncStub(PoliciesStub):
@@ -47,7 +53,13 @@ class PoliciesAsyncStub(PoliciesStub):
     GetPolicy: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
     """Returns the policy in force."""
     ApplyPolicy: _aio.UnaryUnaryMultiCallable[_policy_pb2.ApplyPolicyRequest, _policy_pb2.PolicyInForce]  # type: ignore[assignment]
-    """Puts a newer policy, signed by its owner, into force; every node attests again."""
+    """Puts a newer policy, signed by its owners, into force; every node attests again."""
+    GetPolicyOwners: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _policy_pb2.PolicyOwners]  # type: ignore[assignment]
+    """Returns who owns the policy."""
+    ReplacePolicyOwners: _aio.UnaryUnaryMultiCallable[_policy_pb2.ReplacePolicyOwnersRequest, _policy_pb2.PolicyOwners]  # type: ignore[assignment]
+    """Puts the owners of a document, signed by the present ones and by these, into force."""
+    ResetPolicyOwners: _aio.UnaryUnaryMultiCallable[_policy_pb2.ResetPolicyOwnersRequest, _policy_pb2.PolicyOwners]  # type: ignore[assignment]
+    """Puts the owners that this broker's configuration names into force, without a signature."""
 
 class PoliciesServicer(metaclass=_abc_1.ABCMeta):
     """The verifier's policy, for the broker's operator; served on the broker's Unix socket."""
@@ -66,7 +78,31 @@ class PoliciesServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.ApplyPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.PolicyInForce, _abc.Awaitable[_policy_pb2.PolicyInForce]]:
-        """Puts a newer policy, signed by its owner, into force; every node attests again."""
+        """Puts a newer policy, signed by its owners, into force; every node attests again."""
+
+    @_abc_1.abstractmethod
+    def GetPolicyOwners(
+        self,
+        request: _empty_pb2.Empty,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.PolicyOwners, _abc.Awaitable[_policy_pb2.PolicyOwners]]:
+        """Returns who owns the policy."""
+
+    @_abc_1.abstractmethod
+    def ReplacePolicyOwners(
+        self,
+        request: _policy_pb2.ReplacePolicyOwnersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.PolicyOwners, _abc.Awaitable[_policy_pb2.PolicyOwners]]:
+        """Puts the owners of a document, signed by the present ones and by these, into force."""
+
+    @_abc_1.abstractmethod
+    def ResetPolicyOwners(
+        self,
+        request: _policy_pb2.ResetPolicyOwnersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.PolicyOwners, _abc.Awaitable[_policy_pb2.PolicyOwners]]:
+        """Puts the owners that this broker's configuration names into force, without a signature."""
 
 def add_PoliciesServicer_to_server(servicer: PoliciesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -7,26 +7,32 @@ from pathlib import Path
 
 import pytest
 
+from broker.policy_owners import new_keys, owners_of, signed_owners, signed_policy
 from broker.virtual import in_virtual_time
-from brokers import MemoryAudit
+from brokers import MemoryAudit, not_covered
 from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import policy_keeper
+from sealane.daemon.broker.owners import Owners
+from sealane.daemon.broker.owners_keeper import OwnersKeeper
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.errors import UnavailableError
+from sealane.errors import UnavailableError, VerificationError
 
 
 class Broker:
     """The policy keeper of a broker, and the changes that it noticed."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, configured: Owners | None = None) -> None:
+        self.registry = registry
         self.heard: asyncio.Queue[int] = asyncio.Queue()
-        self.keeper = PolicyKeeper(registry, owner=None, audit=MemoryAudit(), changed=self._changed)
+        audit = MemoryAudit()
+        owners = OwnersKeeper(registry, configured=configured, cover=not_covered, audit=audit)
+        self.keeper = PolicyKeeper(registry, owners=owners, audit=audit, changed=self._changed)
 
     def _changed(self, policy: Policy) -> None:
         self.heard.put_nowait(policy.version)
@@ -136,3 +142,23 @@ async def test_without_a_watch_a_policy_is_in_force_at_the_next_look(
 
     assert max(late) < policy_keeper.REFRESH_SECONDS + 1
     assert max(late) > 1, "what the test above holds the watch to"
+
+
+async def test_other_brokers_follow_a_change_of_owners(store: Store, other_client: Store) -> None:
+    keys = new_keys(4)
+    before = owners_of(*keys[:3], threshold=2)
+    after = owners_of(*keys[1:], threshold=2, version=1)
+    async with brokers(store, other_client) as plain:
+        first, second = [Broker(each.registry, before) for each in plain]
+        await first.keeper.apply(*signed_policy(1, *keys[:2]), source="p", subject="o")
+        await second.keeper.refresh()
+        await first.keeper.owners.replace(*signed_owners(after, *keys[1:3]), subject="o")
+        for broker in (first, second):
+            with pytest.raises(VerificationError) as caught:
+                await broker.keeper.apply(*signed_policy(2, *keys[:2]), source="p", subject="o")
+            assert caught.value.reason == "policy.signature"
+        async with first.following():
+            await second.keeper.apply(*signed_policy(2, *keys[2:]), source="p", subject="o")
+            while await asyncio.wait_for(first.heard.get(), PATIENCE_SECONDS) != 2:
+                pass
+        assert first.keeper.owners_version == 1

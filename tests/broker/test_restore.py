@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from broker.policy_owners import new_keys, owners_of, signed, signed_owners
 from broker.restoring import ANCHOR, Place
 from brokers import MemoryAudit, succession_of
 from control_plane import sealanectl, short_directory, write_key
@@ -35,12 +36,15 @@ from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import AUTHORITY_KEY
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.opening import OpenedBroker
+from sealane.daemon.broker.owners import POLICY_LABEL
+from sealane.daemon.broker.owners_keeper import version_name
 from sealane.daemon.broker.records import (
     AnchorRecord,
     DeviceRecord,
     DeviceRequestRecord,
     NodeRecord,
     Opening,
+    PolicyOwnersRecord,
     PolicyRecord,
     VolumeRecord,
     instance_name,
@@ -560,6 +564,52 @@ async def test_policy_must_be_newer_than_the_snapshot(place: Place) -> None:
     assert caught.value.reason == "broker.restore.policy"
     place.site.write_policy({"g": ["gateway"]})
     assert place.prepared(snapshot).revision.policy_version == 2
+
+
+async def test_owners_of_the_snapshot_must_be_configured_and_sign_the_policy(place: Place) -> None:
+    keys = new_keys(4)
+    first = owners_of(*keys[:3], threshold=2)
+    async with place.opened() as opened:
+        table = opened.service.registry.policy_owners
+        second = owners_of(*keys[1:], threshold=2, version=1)
+        for owners, signers in ((first, ()), (second, keys[:3])):
+            document, signatures = signed_owners(owners, *signers)
+            record = PolicyOwnersRecord(
+                version=owners.version, document=document, signatures=signatures
+            )
+            await opened.service.registry.commit(
+                puts=table.sealed(version_name(owners.version), record)
+            )
+        snapshot = await place.snapshot(opened)
+    place.lose()
+    config = place.root / "broker.toml"
+    unsigned = config.read_text()
+
+    def refused() -> str:
+        with pytest.raises(VerificationError) as caught:
+            place.prepared(snapshot)
+        return caught.value.reason
+
+    assert refused() == "policy.owners.configuration"
+    for i, key in enumerate(keys):
+        pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (place.root / f"o{i}.pem").write_bytes(pem)
+
+    def configure(*numbers: int) -> None:
+        names = ", ".join(f'"{place.root}/o{i}.pem"' for i in numbers)
+        owners = f"policy_owners = {{ keys = [{names}], threshold = 2 }}"
+        config.write_text(unsigned.replace("allow_unsigned_policy = true", owners))
+
+    policy = place.root / "policy.toml"
+    signature = place.root / "policy.toml.sig"
+    configure(0, 3)
+    assert refused() == "policy.owners.configuration"
+    for configured in ((0, 1, 2), (1, 2, 3)):
+        configure(*configured)
+        signature.write_bytes(signed(POLICY_LABEL, policy.read_bytes(), keys[:2]))
+        assert refused() == "policy.signature"
+        signature.write_bytes(signed(POLICY_LABEL, policy.read_bytes(), keys[2:]))
+        place.prepared(snapshot)
 
 
 async def test_restore_that_fails_leaves_nothing(

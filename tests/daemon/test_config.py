@@ -91,7 +91,7 @@ MISTAKES = {
             "attestation_listen, audit_forward, audit_keep_bytes, audit_keep_days, "
             "audit_segment_bytes, audit_segment_hours, card_roots, collateral_dir, "
             "counter_index, counters, device_init, etcd, head_seconds, hsm, instance, key_file, "
-            "listen, next_key, policy_file, policy_owner_key, store, tpm_roots "
+            "listen, next_key, policy_file, policy_owner_key, policy_owners, store, tpm_roots "
             "[config.key.unknown]"
         ),
     ),
@@ -486,6 +486,36 @@ def test_mistake_gives_one_exact_line(mistake: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(path)
     assert str(caught.value) == f"{path}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("owners", "is_valid"),
+    [
+        ('policy_owners = { keys = ["/a", "/b"], threshold = 2 }', True),
+        ('policy_owner_key = "/a"', True),
+        ('policy_owners = { keys = ["/a", "/b"], threshold = 3 }', False),
+        ('policy_owners = { keys = ["/a"], threshold = 0 }', False),
+        ("policy_owners = { keys = [], threshold = 1 }", False),
+        ('policy_owners = { keys = ["/a"] }', False),
+        ('policy_owner_key = "/a"\npolicy_owners = { keys = ["/a"], threshold = 1 }', False),
+        (
+            'allow_unsigned_policy = true\npolicy_owners = { keys = ["/a"], threshold = 1 }',
+            False,
+        ),
+        ("", False),
+    ],
+)
+def test_owners_of_the_policy_are_named_in_one_way(
+    owners: str, is_valid: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(NODE + BROKER.replace("allow_unsigned_policy = true", owners))
+    if is_valid:
+        assert load_config(path).broker is not None
+        return
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert caught.value.reason.startswith("config.")
 
 
 class Nested(Section):

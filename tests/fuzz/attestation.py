@@ -1,4 +1,4 @@
-"""Arbitrary runtime data, attestation results, policies and audit records."""
+"""Arbitrary runtime data, attestation results, policies, their owners, and audit records."""
 
 import contextlib
 from typing import Final
@@ -8,6 +8,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.attestation.ear import verify_result
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.audit import Record
+from sealane.daemon.broker.owners import (
+    SIGNATURES_MAX,
+    owners_document,
+    parse_owners,
+    parse_signatures,
+)
 from sealane.daemon.broker.policy import cautions, parse_policy
 from sealane.errors import UsageError, VerificationError
 
@@ -38,6 +44,29 @@ def policy_document(data: bytes) -> None:
     except UsageError as error:
         texts = [str(error)]
     assert all("\n" not in text for text in texts)
+
+
+def policy_owners(data: bytes) -> None:
+    """A document is refused in one line, or names owners who are the same in their own document."""
+    refusal = ""
+    try:
+        owners = parse_owners(data, source="o")
+        again = parse_owners(owners_document(owners), source="o")
+        assert (again.digest, again.version) == (owners.digest, owners.version)
+    except UsageError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+
+
+def policy_signatures(data: bytes) -> None:
+    """A file is refused in one line, or has at most SIGNATURES_MAX signatures."""
+    refusal, count = "", 0
+    try:
+        count = len(parse_signatures(data, source="s"))
+    except VerificationError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert count <= SIGNATURES_MAX
 
 
 def audit_record(data: bytes) -> None:

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from broker.policy_owners import new_keys, owners_of, signed_owners
 from fuzz.admin import ENABLE, property_set
 from fuzz.devices import DEVICE
 from fuzz.evidence import TPM, TPM2_INTRODUCTION
@@ -109,6 +110,12 @@ def _attestation() -> Iterator[tuple[str, str, bytes]]:
         "unsigned",
         b"eyJhbGciOiJFUzM4NCIsInR5cCI6IkpXVCJ9.e30." + b"A" * 128,
     )
+    for keys in (new_keys(1), new_keys(3)):
+        owners = owners_of(*keys, threshold=len(keys), version=1)
+        document, signatures = signed_owners(owners, *keys)
+        yield "policy_owners", f"{len(keys)}", document
+        yield "policy_signatures", f"{len(keys)}", signatures
+    yield "policy_signatures", "single", bytes(64)
     yield (
         "policy_document",
         "software",

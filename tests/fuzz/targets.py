@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fuzz.admin import admin_controller, connect
-from fuzz.attestation import attestation_result, audit_record, policy_document, runtime_data
+from fuzz.attestation import (
+    attestation_result,
+    audit_record,
+    policy_document,
+    policy_owners,
+    policy_signatures,
+    runtime_data,
+)
 from fuzz.authentication import authentication_controller, authentication_host, secret
 from fuzz.devices import anchor_file, device_file
 from fuzz.evidence import (
@@ -42,6 +49,8 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
         runtime_data,
         attestation_result,
         policy_document,
+        policy_owners,
+        policy_signatures,
         audit_record,
         evidence_collection,
         snp_evidence,

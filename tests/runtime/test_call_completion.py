@@ -37,6 +37,7 @@ ENDS_WITH_ITS_CALLER = {
     "Operator/ListLeases",
     "Operator/ListRegisteredVolumes",
     "Policies/GetPolicy",
+    "Policies/GetPolicyOwners",
     "Sessions/GetFabric",
     "Sessions/GetSession",
     "Sessions/ListSessions",

@@ -1,0 +1,293 @@
+"""Which owners the policy has: kept in the brokers' store, changed while brokers run.
+
+Before the first change they are those of each broker's configuration. From then on the store has
+every version of them, and the configuration only says where a broker's trust begins: it has to name
+the owners of some version, and each later version must be signed by the owners before it and by its
+own. So neither the store alone nor one broker's file alone can change them.
+
+The order of events of a change (docs/operate/policy-owners.md):
+
+1. The document is verified: by the threshold of the present owners and by that of the next ones.
+2. It is recorded in the audit log.
+3. One commit stores it as the next version, on condition that there is none with that number.
+   A policy's commit has the same condition, so no policy is accepted under owners who are retired.
+4. A head covers the commit: a store from before it is refused as rolled back.
+
+A reset is the same without signatures: for owners who lost their keys. It takes what the
+configuration names, so a broker whose configuration names others refuses it.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.owners import (
+    OWNERS_VERSION_MAX,
+    Owners,
+    owners_document,
+    parse_owners,
+    parse_signatures,
+    verify_succession,
+)
+from sealane.daemon.broker.records import PolicyOwnersRecord, Stored
+from sealane.daemon.broker.refusals import refusals_recorded
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
+from sealane.daemon.runtime.logs import get_logger
+from sealane.errors import UsageError, VerificationError
+
+_FIRST: Final = 0
+
+
+def version_name(version: int) -> str:
+    """Return the name of a version's record."""
+    return f"{version:04}"
+
+
+def trusted_owners(
+    records: Sequence[PolicyOwnersRecord], *, trusted: Collection[Owners]
+) -> dict[int, Owners]:
+    """Return the owners of all versions in the store, if trust in `trusted` leads to the last.
+
+    `records` are all versions in order; the first has number 0, or 1 if the policy had no owners
+    before. VerificationError `policy.owners.configuration`, `policy.owners.history`.
+    """
+    history: dict[int, Owners] = {}
+    for number, record in enumerate(records, start=min(records[0].version, 1)):
+        owners = parse_owners(record.document, source=f"owners {number} in the store")
+        if record.version != number or owners.version != number:
+            raise VerificationError(
+                "policy.owners.history", f"the store has no version {number} of the policy's owners"
+            )
+        history[number] = owners
+    digests = {owners.digest for owners in trusted}
+    begins = max((v for v, owners in history.items() if owners.digest in digests), default=None)
+    if begins is None:
+        raise VerificationError(
+            "policy.owners.configuration",
+            "this broker's configuration doesn't name owners of the policy who are, or were, those "
+            f"of the store, which has versions up to {max(history)}",
+        )
+    for record in records:
+        if record.version > begins:
+            _verify(record, history, begins)
+    return history
+
+
+def _verify(record: PolicyOwnersRecord, history: Mapping[int, Owners], begins: int) -> None:
+    version = record.version
+    signatures = parse_signatures(record.signatures, source=f"owners {version} in the store")
+    try:
+        verify_succession(history[version - 1], history[version], record.document, signatures)
+    except VerificationError as error:
+        raise VerificationError(
+            "policy.owners.configuration",
+            f"version {version} of the policy's owners is not signed by those of version "
+            f"{version - 1}: it was a reset, but this broker's configuration names version "
+            f"{begins}",
+        ) from error
+
+
+class OwnersKeeper:
+    """The policy's owners, as one of the store's brokers knows them."""
+
+    def __init__(
+        self, registry: Registry, *, configured: Owners | None, cover: Cover, audit: Audit
+    ) -> None:
+        """Trust `configured` at first; None: no owners, for development only."""
+        self._registry = registry
+        self._table = registry.policy_owners
+        self._cover = cover
+        self._audit = audit
+        self._changing = asyncio.Lock()
+        self._stored: list[Stored[PolicyOwnersRecord]] = []
+        self._history = {} if configured is None else {_FIRST: configured}
+        self.configured = configured
+
+    @property
+    def current(self) -> Owners | None:
+        """The owners who must sign now; None: nobody must."""
+        return self._history[max(self._history)] if self._history else None
+
+    @property
+    def version(self) -> int:
+        """Version of the present owners; 0 if they are the configuration's, or there are none."""
+        return max(self._history, default=_FIRST)
+
+    def of_version(self, version: int) -> Owners | None:
+        """Return the owners of a version; None: nobody had to sign.
+
+        VerificationError `policy.owners.history`: there is no such version.
+        """
+        if version not in self._history and (version != _FIRST or _FIRST in self._history):
+            raise VerificationError(
+                "policy.owners.history",
+                f"the policy was signed by owners {version}, whom the store doesn't have",
+            )
+        return self._history.get(version)
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the configuration names the owners of some version, so a restart is possible."""
+        if self.configured is None:
+            return not self._history
+        return self.configured.digest in {owners.digest for owners in self._history.values()}
+
+    def unchanged(self) -> Compare:
+        """Return the compare for a commit: there are no later owners than `current`."""
+        return Compare(self._table.key(version_name(self._next)), 0)
+
+    @property
+    def _next(self) -> int:
+        return self.version + 1
+
+    def configure(self, configured: Owners | None) -> None:
+        """Take what the configuration names after a reload; it changes no owners in force."""
+        self.configured = configured
+        if not self.is_configured:
+            get_logger().error(
+                "policy_owners_differ",
+                in_force=self.version,
+                message="the configuration names other owners of the policy than any in force: "
+                "correct it, or put them into force with `sealanectl owners reset`; the broker "
+                "can't be restarted like this",
+            )
+
+    async def refresh(self) -> None:
+        """Adopt later owners in the store.
+
+        VerificationError `policy.owners.configuration`: this broker has no reason to trust them;
+        `policy.owners.rolled_back`: the newest known ones are no longer there.
+        """
+        before = None
+        # Another task may adopt owners while this one reads.
+        while before is not self._stored:
+            before = self._stored
+            if before and await self._table.get(before[-1].name) != before[-1]:
+                raise VerificationError(
+                    "policy.owners.rolled_back",
+                    f"the store no longer has version {self.version} of the policy's owners",
+                )
+            found = await self._after(before[-1].name if before else "")
+        if found:
+            self._adopt([*self._stored, *found])
+
+    async def _after(self, name: str) -> list[Stored[PolicyOwnersRecord]]:
+        found: list[Stored[PolicyOwnersRecord]] = []
+        has_more = True
+        while has_more:
+            page, has_more = await self._table.page(after=name, limit=PAGE_ENTRIES_MAX)
+            found += page
+            name = found[-1].name if found else name
+        return found
+
+    def _adopt(self, stored: list[Stored[PolicyOwnersRecord]]) -> None:
+        # Not only the configuration, which may be another one since a reload.
+        trusted = [owners for owners in (self.configured, self.current) if owners is not None]
+        self._history = trusted_owners([each.record for each in stored], trusted=trusted)
+        self._stored = stored
+        get_logger().info("policy_owners_in_force", version=self.version)
+
+    async def replace(self, document: bytes, signatures: bytes, *, subject: str) -> Owners:
+        """Put the owners that a signed document names into force; idempotent.
+
+        UsageError `config.…`, `policy.owners.…`; VerificationError `policy.signature`.
+        """
+        async with (
+            self._changing,
+            refusals_recorded(self._audit, "policy.owners.replace", subject=subject),
+        ):
+            await self.refresh()
+            current = self.current
+            if current is None:
+                raise UsageError(
+                    "policy.owners.none",
+                    "this broker accepts unsigned policies, so nobody can sign who owns them: name "
+                    "owners in its configuration, reload, and `sealanectl owners reset`",
+                )
+            if self._stored and self._stored[-1].record.document == document:
+                return await self._covered(current)
+            after = parse_owners(document, source="the owners' document")
+            if after.version != self._next:
+                raise UsageError(
+                    "policy.owners.version",
+                    f"the owners' document has version {after.version}; allowed: {self._next}, "
+                    "one above those in force",
+                )
+            signed = parse_signatures(signatures, source="the owners' signatures")
+            verify_succession(current, after, document, signed)
+            record = PolicyOwnersRecord(
+                version=after.version, document=document, signatures=signatures
+            )
+            return await self._store(record, kind="policy.owners.replace", subject=subject)
+
+    async def reset(self, digest: bytes, *, subject: str) -> Owners:
+        """Put the configuration's owners into force, whose digest the caller knows; idempotent.
+
+        UsageError `policy.owners.none`, `policy.owners.other`.
+        """
+        async with (
+            self._changing,
+            refusals_recorded(self._audit, "policy.owners.reset", subject=subject),
+        ):
+            await self.refresh()
+            configured, current = self.configured, self.current
+            if configured is None:
+                raise UsageError(
+                    "policy.owners.none",
+                    "this broker's configuration names no owners of the policy: set "
+                    "broker.policy_owners on every broker, and reload them",
+                )
+            if configured.digest != digest:
+                raise UsageError(
+                    "policy.owners.other",
+                    "this broker's configuration names other owners than were shown: look again",
+                )
+            if current is not None and current.digest == digest:
+                return await self._covered(current)
+            document = owners_document(_numbered(configured, self._next))
+            record = PolicyOwnersRecord(version=self._next, document=document)
+            return await self._store(record, kind="policy.owners.reset", subject=subject)
+
+    async def _covered(self, current: Owners) -> Owners:
+        """Return `current` once a head covers it, for a change that was interrupted before."""
+        if self._stored:
+            await self._cover(self._stored[-1].revision)
+        return current
+
+    async def _store(self, record: PolicyOwnersRecord, *, kind: str, subject: str) -> Owners:
+        """Record a change, commit it, and adopt it once a rollback of it would be noticed."""
+        before, after = self.current, parse_owners(record.document, source="owners")
+        # Recorded before they are in force: nothing is accepted from them without a record.
+        await self._audit.record(
+            kind,
+            subject=subject,
+            outcome="done",
+            version=after.version,
+            threshold=after.threshold,
+            owners=",".join(sorted(after.by_id)),
+            owners_before="" if before is None else ",".join(sorted(before.by_id)),
+        )
+        table = self._table
+        puts = table.sealed(version_name(after.version), record)
+        if not self._stored and before is not None:
+            first = PolicyOwnersRecord(version=_FIRST, document=owners_document(before))
+            puts |= table.sealed(version_name(_FIRST), first)
+        revision = await self._registry.commit([self.unchanged()], puts)
+        if revision is None:
+            raise UsageError(
+                "policy.owners.version", "other owners were put into force in the meantime"
+            )
+        await self._cover(revision)
+        await self.refresh()
+        return after
+
+
+def _numbered(owners: Owners, version: int) -> Owners:
+    if version > OWNERS_VERSION_MAX:
+        raise UsageError(
+            "policy.owners.version", f"version {version}; allowed: up to {OWNERS_VERSION_MAX}"
+        )
+    return Owners(version=version, threshold=owners.threshold, by_id=owners.by_id)

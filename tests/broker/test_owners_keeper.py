@@ -1,0 +1,299 @@
+"""The owners in force: changed by documents they sign, by a reset, and never back."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from broker.policy_owners import new_keys, owners_of, signed_owners, signed_policy
+from brokers import MemoryAudit
+from control_plane import write_key
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker.check import check_broker
+from sealane.daemon.broker.owners import Owners
+from sealane.daemon.broker.owners_keeper import OwnersKeeper, version_name
+from sealane.daemon.broker.policy_keeper import PolicyKeeper
+from sealane.daemon.broker.records import PolicyOwnersRecord
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.config import BrokerConfig
+from sealane.errors import Error
+
+A, B, C, D = new_keys(4)
+FIRST = owners_of(A, B, C, threshold=2)
+SECOND = owners_of(A, C, D, threshold=2, version=1)
+
+
+class World:
+    """A store, and brokers on it with configurations of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.audit = MemoryAudit()
+        self.covered: list[int] = []
+
+    async def __aenter__(self) -> Self:
+        store = SqliteStore(self.directory / "broker.sqlite")
+        self.registry = await Registry.open(store, WrappingKey(bytes(32)), node="b")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.registry.close()
+
+    async def _cover(self, revision: int) -> None:
+        self.covered.append(revision)
+
+    async def broker(self, configured: Owners | None = FIRST) -> PolicyKeeper:
+        """Return the keeper of a broker that starts."""
+        owners = OwnersKeeper(
+            self.registry, configured=configured, cover=self._cover, audit=self.audit
+        )
+        keeper = PolicyKeeper(
+            self.registry, owners=owners, audit=self.audit, changed=lambda _policy: None
+        )
+        await keeper.refresh()
+        return keeper
+
+
+async def refused(awaitable: Any) -> str:
+    with pytest.raises(Error) as caught:
+        await awaitable
+    return caught.value.reason
+
+
+async def apply(keeper: PolicyKeeper, version: int, *keys: Any) -> None:
+    await keeper.apply(*signed_policy(version, *keys), source="p", subject="operator")
+
+
+async def replace(keeper: PolicyKeeper, owners: Owners, *keys: Any) -> None:
+    await keeper.owners.replace(*signed_owners(owners, *keys), subject="operator")
+
+
+async def test_owners_are_exchanged_and_the_former_ones_refused(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        await apply(one, 1, A, B)
+        await replace(one, SECOND, A, C)
+        assert world.covered
+        last = world.audit.records[-1]
+        assert (last["kind"], last["outcome"], last["version"]) == (
+            "policy.owners.replace",
+            "done",
+            1,
+        )
+        for broker in (one, two):
+            assert await refused(apply(broker, 2, A, B)) == "policy.signature"
+            assert world.audit.records[-1]["reason"] == "policy.signature"
+        await two.refresh()
+        assert (two.owners.version, two.policy.version, two.owners_version) == (1, 1, 0)
+        await apply(two, 2, A, D)
+        assert two.signed_by == ["o0", "o2"]
+        await one.refresh()
+        assert (one.policy.version, one.owners_version) == (2, 1)
+
+
+async def test_a_policy_stays_in_force_when_its_signers_left(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        one = await world.broker()
+        await apply(one, 1, B, C)
+        await replace(one, SECOND, A, C)
+        for configured in (FIRST, SECOND):
+            again = await world.broker(configured)
+            document, signatures = signed_policy(1, B, C)
+            await again.offer(document, signatures, source="p")
+            assert again.policy.version == 1
+            newer = again.offer(*signed_policy(2, B, C), source="p")
+            assert await refused(newer) == "policy.signature"
+
+
+async def test_a_change_needs_both_thresholds_and_the_next_version(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        broker = await world.broker()
+        assert await refused(replace(broker, SECOND, A, B)) == "policy.signature"
+        assert await refused(replace(broker, SECOND, C, D)) == "policy.signature"
+        assert world.audit.records[-1]["kind"] == "policy.owners.replace"
+        assert world.audit.records[-1]["outcome"] == "refused"
+        for version in (0, 2):
+            skipping = owners_of(A, C, D, threshold=2, version=version)
+            assert await refused(replace(broker, skipping, A, C)) == "policy.owners.version"
+        await replace(broker, SECOND, A, C)
+        done = len(world.audit.records)
+        await replace(broker, SECOND, A, C)
+        assert len(world.audit.records) == done
+        back = owners_of(A, B, C, threshold=2, version=1)
+        assert await refused(replace(broker, back, A, C)) == "policy.owners.version"
+        third = owners_of(D, threshold=1, version=2)
+        for keys in ((A, C), (B, D)):
+            assert await refused(replace(broker, third, *keys)) == "policy.signature"
+        await replace(broker, third, A, D)
+
+
+async def test_a_repeated_change_is_covered_though_it_was_interrupted(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        broker = await world.broker()
+        await replace(broker, SECOND, A, C)
+        before = [*world.covered]
+        await replace(broker, SECOND, A, C)
+        assert world.covered == [*before, before[-1]]
+
+
+async def test_configuration_has_to_name_owners_of_some_version(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        await replace(await world.broker(), SECOND, A, C)
+        await world.broker(SECOND)
+        await world.broker(FIRST)
+        for other in (owners_of(A, B, C, threshold=1), owners_of(D), None):
+            assert await refused(world.broker(other)) == "policy.owners.configuration"
+
+
+async def test_a_broker_refuses_owners_whom_its_own_did_not_sign(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        broker = await world.broker()
+        table = world.registry.policy_owners
+        for version, owners in ((0, FIRST), (1, SECOND)):
+            document, signatures = signed_owners(owners, C, D)
+            record = PolicyOwnersRecord(version=version, document=document, signatures=signatures)
+            await world.registry.commit((), table.sealed(version_name(version), record))
+        assert await refused(broker.refresh()) == "policy.owners.configuration"
+        assert await refused(world.broker()) == "policy.owners.configuration"
+        assert broker.owners.current == FIRST
+
+
+async def test_missing_versions_are_noticed(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        broker = await world.broker()
+        await replace(broker, SECOND, A, C)
+        await replace(broker, owners_of(A, C, threshold=2, version=2), A, C)
+        table = world.registry.policy_owners
+        await world.registry.commit((), deletes=[table.key(version_name(1))])
+        assert await refused(world.broker()) == "policy.owners.history"
+        await world.registry.commit((), deletes=[table.key(version_name(2))])
+        assert await refused(broker.refresh()) == "policy.owners.rolled_back"
+
+
+async def test_a_policy_of_unknown_owners_is_refused(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        broker = await world.broker()
+        await replace(broker, SECOND, A, C)
+        await apply(broker, 1, A, D)
+        table = world.registry.policy_owners
+        names = [table.key(version_name(version)) for version in (0, 1)]
+        await world.registry.commit((), deletes=names)
+        assert await refused(world.broker()) == "policy.owners.history"
+
+
+async def test_owners_who_lost_their_keys_are_reset_by_the_configuration(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        one, two, away = [await world.broker() for _ in range(3)]
+        await apply(one, 1, A, B)
+        new = owners_of(D)
+        assert await refused(one.owners.reset(new.digest, subject="o")) == "policy.owners.other"
+        for broker in (one, two):
+            broker.owners.configure(new)
+            assert not broker.owners.is_configured
+            assert broker.owners.current == FIRST
+        assert await refused(one.owners.reset(FIRST.digest, subject="o")) == "policy.owners.other"
+        await one.owners.reset(new.digest, subject="o")
+        last = world.audit.records[-1]
+        assert (last["kind"], last["outcome"]) == ("policy.owners.reset", "done")
+        done, covered = len(world.audit.records), len(world.covered)
+        await one.owners.reset(new.digest, subject="o")
+        assert (len(world.audit.records), len(world.covered)) == (done, covered + 1)
+        await two.refresh()
+        assert await refused(apply(two, 2, A, B)) == "policy.signature"
+        await apply(two, 2, D)
+        # The others still name the former owners, and must not follow.
+        assert await refused(away.refresh()) == "policy.owners.configuration"
+        assert await refused(world.broker(FIRST)) == "policy.owners.configuration"
+        assert (await world.broker(new)).policy.version == 2
+
+
+async def test_owners_come_by_a_reset_where_policies_were_unsigned(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        broker = await world.broker(None)
+        await broker.apply(b"version = 1\n", b"", source="p", subject="operator")
+        assert await refused(replace(broker, SECOND, A, C)) == "policy.owners.none"
+        assert await refused(broker.owners.reset(b"", subject="o")) == "policy.owners.none"
+        broker.owners.configure(FIRST)
+        await broker.owners.reset(FIRST.digest, subject="o")
+        assert (await world.broker(FIRST)).policy.version == 1
+        assert await refused(apply(broker, 2)) == "policy.signature"
+        await apply(broker, 2, A, B)
+        assert (await world.broker(FIRST)).policy.version == 2
+
+
+def test_a_check_compares_a_policy_with_the_configuration_before_there_is_a_store(
+    tmp_path: Path,
+) -> None:
+    document, signatures = signed_policy(1, D)
+    (tmp_path / "policy.toml").write_bytes(document)
+    (tmp_path / "policy.toml.sig").write_bytes(signatures)
+    (tmp_path / "owner.pem").write_bytes(
+        A.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    write_key(tmp_path / "kek", bytes(32))
+    config = BrokerConfig(
+        policy_file=str(tmp_path / "policy.toml"),
+        policy_owner_key=str(tmp_path / "owner.pem"),
+        key_file=str(tmp_path / "kek"),
+    )
+    with pytest.raises(Error) as caught:
+        check_broker(config, tmp_path)
+    assert caught.value.reason == "policy.signature"
+    # Afterwards the store may have other owners, who signed it.
+    (tmp_path / "broker.sqlite").touch()
+    check_broker(config, tmp_path)
+
+
+async def test_a_reload_with_other_owners_changes_nothing_by_itself(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        two.owners.configure(owners_of(D))
+        assert await refused(apply(two, 1, D)) == "policy.signature"
+        # It goes on with those that it trusted, and follows their changes.
+        await replace(one, SECOND, A, C)
+        await two.refresh()
+        assert two.owners.version == 1
+        two.owners.configure(SECOND)
+        assert two.owners.is_configured
+
+
+async def test_no_policy_is_accepted_under_owners_that_another_broker_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        record = world.audit.record
+
+        async def replaced_meanwhile(kind: str, **detail: Any) -> None:
+            monkeypatch.setattr(world.audit, "record", record)
+            await replace(two, SECOND, A, C)
+            await record(kind, **detail)
+
+        monkeypatch.setattr(world.audit, "record", replaced_meanwhile)
+        assert await refused(apply(one, 1, A, B)) == "policy.version.used"
+        assert await world.registry.policies.get("in-force") is None
+
+
+async def test_of_two_changes_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        record = world.audit.record
+
+        async def replaced_meanwhile(kind: str, **detail: Any) -> None:
+            monkeypatch.setattr(world.audit, "record", record)
+            await replace(two, SECOND, A, C)
+            await record(kind, **detail)
+
+        monkeypatch.setattr(world.audit, "record", replaced_meanwhile)
+        other = owners_of(A, B, threshold=2, version=1)
+        assert await refused(replace(one, other, A, B)) == "policy.owners.version"
+        await one.refresh()
+        current = one.owners.current
+        assert current is not None
+        assert current.digest == SECOND.digest
