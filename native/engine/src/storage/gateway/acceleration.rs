@@ -41,7 +41,7 @@ const BLOCKS_PER_SECTOR: u32 = (DATA_BYTES / 16) as u32;
 pub(super) struct AtDevice {
     keys: Mutex<HashMap<u32, KeySlot>>,
     jobs: AtomicUsize,
-    record: Arc<Record>,
+    pub(super) record: Arc<Record>,
 }
 
 impl AtDevice {
