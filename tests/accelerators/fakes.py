@@ -89,6 +89,8 @@ class Volume:
         self.seconds = 0.0
         """How long the card takes to load its keys."""
         self.is_refused = False
+        self.given = 0
+        """How often it was told to use a card."""
         self.rested: list[_native.Accelerator | None] = []
         """The cards that were to end its jobs."""
 
@@ -105,6 +107,7 @@ class Volume:
         if card is not None and self.is_refused:
             raise OSError("it takes no key")
         self.card = card
+        self.given += card is not None
 
 
 class Kept:

@@ -106,6 +106,40 @@ async def test_a_drained_card_ends_its_jobs_before_its_volumes_move(tmp_path: Pa
         await made.wait_cards(*attached, cards=[0, 1])
 
 
+async def test_a_card_does_not_rest_a_volume_of_another(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        (volume,) = volumes(made, 1)
+        used_card = await used(made, volume)
+        volume.jobs = 1
+        await made.kept[1 - used_card].keeper.release(volume.native)
+        assert volume.rested == []
+        assert made.card_of(volume) == used_card
+
+
+async def test_a_volume_that_moves_gets_no_new_queue_of_its_old_card(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        made.calls.drain("b")
+        attached = volumes(made, 2)
+        await made.wait(IN_USE, CardState.DRAINED)
+        await made.wait_cards(*attached, cards=[0, 0])
+        for volume in attached:
+            volume.jobs = 1
+        await made.calls.enable("b")
+        deadline = time.monotonic() + 10
+        while not (moving := [volume for volume in attached if volume.rested]):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert len(moving) == 1
+        given = moving[0].given
+        for _ in range(5):
+            made.kept[0].keeper.renew()
+            await asyncio.sleep(0.02)
+        assert moving[0].given == given
+        assert made.card_of(moving[0]) == 0, "its jobs are waited for"
+        moving[0].jobs = 0
+        await made.wait_cards(*attached, cards=[0, 1])
+
+
 async def test_each_card_is_stopped_by_its_own_label(tmp_path: Path) -> None:
     async with fleet(tmp_path, *TWO) as made:
         await made.wait(IN_USE, IN_USE)

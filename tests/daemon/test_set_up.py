@@ -113,10 +113,10 @@ def test_two_accelerators_need_a_socket_each(tmp_path: Path) -> None:
     path = written(tmp_path, BROKER, SOFTWARE, cards, ROLES, labels)
     assert sealaned("--config", path, "--set-up").returncode == 0
     checked = sealaned("--config", path, "--check")
-    assert (checked.returncode, checked.stderr) == (
-        2,
+    assert checked.returncode == 2
+    assert checked.stderr == (
         "sealaned: gateway.accelerator card0, card1; allowed: cards with a socket each "
-        "[config.value]\n",
+        "[config.value]\n"
     )
 
 
