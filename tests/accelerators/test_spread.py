@@ -143,15 +143,19 @@ async def test_a_volume_that_moves_gets_no_new_queue_of_its_old_card(tmp_path: P
 async def test_each_card_is_stopped_by_its_own_label(tmp_path: Path) -> None:
     async with fleet(tmp_path, *TWO) as made:
         await made.wait(IN_USE, IN_USE)
-        await made.calls.disable("b")
-        await made.wait(IN_USE, CardState.DISABLED)
         assert made.health[-1]
         made.kept[0].source.is_right = made.kept[0].source.is_there = False
-        await made.wait(CardState.NOT_IN_USE, CardState.DISABLED)
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
         deadline = time.monotonic() + 10
         while made.health[-1]:
             assert time.monotonic() < deadline, "one that should be used is not"
             await asyncio.sleep(0.01)
+        made.health.clear()
+        await made.calls.disable("b")
+        await made.wait(CardState.NOT_IN_USE, CardState.DISABLED)
+        await asyncio.sleep(0.1)
+        assert made.health, "told about the one that is held"
+        assert not any(made.health), "the other is still not used"
 
 
 async def test_a_card_without_a_free_place_gets_no_volume_while_another_has_one(
@@ -168,10 +172,13 @@ async def test_a_card_without_a_free_place_gets_no_volume_while_another_has_one(
 
 async def test_a_volume_that_leaves_while_it_moves_gets_no_other_card(tmp_path: Path) -> None:
     async with fleet(tmp_path, *TWO) as made:
+        made.kept[0].source.is_there = False
         (volume,) = volumes(made, 1)
-        old = await used(made, volume)
+        await made.wait_cards(volume, cards=[1])
+        made.kept[0].source.is_there = True
+        await made.wait(IN_USE, IN_USE)
         volume.seconds = 0.1
-        lose(made.kept[old])
+        lose(made.kept[1])
         await asyncio.sleep(0.05)
         await made.cards.remove(volume.native)
         assert volume.card is None
