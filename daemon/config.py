@@ -58,6 +58,8 @@ UNIT_BYTES: Final = 1408
 JOBS_IDS_MAX: Final = 1024
 """Largest number of users, and of groups, of `fabric.jobs`."""
 THIRD_PARTIES_MAX: Final = 256
+CARDS_MAX: Final = 8
+"""Accelerator cards of a gateway."""
 TARGET_NAMESPACES_MAX: Final = 1024
 GATEWAY_TARGETS_MAX: Final = 64
 VOLUMES_PLACE: Final = "volumes"
@@ -262,6 +264,17 @@ def _label(text: str) -> str:
     return text
 
 
+def _listed(given: object) -> object:
+    """Make a list of one label, which may be written without brackets."""
+    return [given] if isinstance(given, str) else given
+
+
+def _unequal(labels: list[str]) -> list[str]:
+    if len({*labels}) != len(labels):
+        raise ValueError("labels without duplicates")
+    return labels
+
+
 def _labelled(sources: list["SecondaryEvidenceConfig"]) -> list["SecondaryEvidenceConfig"]:
     if len({source.label for source in sources}) != len(sources):
         raise ValueError("labels without duplicates")
@@ -446,7 +459,12 @@ class GatewayConfig(Section):
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     journal_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 34)] = 64 << 20
     journals_bytes_max: Annotated[int, Field(ge=0, le=1 << 40)] = 1 << 30
-    accelerator: Annotated[str, AfterValidator(_label)] | None = None
+    accelerator: Annotated[
+        list[Annotated[str, AfterValidator(_label)]],
+        Field(default_factory=list, max_length=CARDS_MAX),
+        BeforeValidator(_listed),
+        AfterValidator(_unequal),
+    ]
     third_party: Annotated[
         list[ThirdPartyConfig],
         Field(default_factory=list, max_length=THIRD_PARTIES_MAX),

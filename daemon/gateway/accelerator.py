@@ -11,6 +11,7 @@ import contextlib
 import copy
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Final
@@ -64,6 +65,8 @@ class CardKeeper:
     gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
     `is_disabled` returns whether operators have disabled the card of a hardware id; it may block,
     and raise UnavailableError. `attest` lets the gateway attest again, and returns when it has.
+    `is_taken` returns whether the card of a hardware id is in use under another label. `changed` is
+    called when the card comes into use, and when it has neither jobs nor keys any more.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class CardKeeper:
         hold: Hold = Hold.NONE,
         is_disabled: Callable[[str], bool],
         report: Callable[[bool], Awaitable[None]],
+        is_taken: Callable[[str], bool] = lambda _: False,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep the card at `source`; `report` is told whether it is used as operators want."""
         self.source = source
@@ -83,8 +88,16 @@ class CardKeeper:
         self._report_health = report
         self._hold = hold
         self._is_disabled = is_disabled
+        self._is_taken = is_taken
+        self._tell = changed
         self._card_id = ""
         self._volumes: set[_native.GatewayVolume] = set()
+        self._leaving: set[_native.GatewayVolume] = set()
+        self._record: _native.AcceleratorRecord | None = None
+        self._earlier: Counter[str] = Counter()
+        """Figures of connections before that of `_record`."""
+        self._in_use_since = 0.0
+        self._losses = 0
         self._changed = asyncio.Event()
         self._decided = asyncio.Event()
         self._released = asyncio.Event()
@@ -95,7 +108,6 @@ class CardKeeper:
         self._checked: _native.Accelerator | None = None
         self._was_silent = True
         self._sought = -ATTEST_SECONDS
-        self._loss: str = ""
         self.card: _native.Accelerator | None = None
         """The card while it is in use."""
         self.failure: Error | None = None
@@ -131,18 +143,49 @@ class CardKeeper:
         statement = self.statement
         return self._card_id if statement is None else statement.card_id
 
-    def figure(self, name: str) -> int:
-        """Return a figure of the engine, added up over the volumes that may use the card."""
-        return sum(volume.statistics().get(name, 0) for volume in self._volumes)
+    @property
+    def volumes(self) -> frozenset[_native.GatewayVolume]:
+        """The volumes that may use the card."""
+        return frozenset(self._volumes)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it seals for volumes now."""
+        return self.card is not None and self._hold is Hold.NONE
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it seals now and wasn't lost, or not for a while."""
+        return self.is_usable and (
+            not self._losses or time.monotonic() >= self._in_use_since + GOOD_SECONDS
+        )
+
+    def figures(self) -> Counter[str]:
+        """Return what volumes had of the card since the daemon's start, names as in the engine."""
+        return self._earlier + Counter({} if self._record is None else self._record.figures())
 
     def add(self, volume: _native.GatewayVolume) -> None:
         """Let a volume use the card."""
         self._volumes.add(volume)
+        self._leaving.discard(volume)
         self._changed.set()
 
     def renew(self) -> None:
-        """Let volumes use the card with what is new: queues of hosts, keys."""
+        """Let volumes use the card with what is new: queues of hosts, keys; or none if it is lost.
+
+        The engine notes at the card's connection that a volume has given it up.
+        """
         self._changed.set()
+
+    async def release(self, volume: _native.GatewayVolume) -> None:
+        """Let the card in use end a volume's jobs and give it no more; then `remove` it."""
+        self._leaving.add(volume)
+        deadline = time.monotonic() + REST_SECONDS
+        while await self._jobs_of(volume):
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_REST_POLL_SECONDS)
+        await self.remove(volume)
 
     async def remove(self, volume: _native.GatewayVolume) -> None:
         """Take the card from a volume whose queues have ended, with its keys, and forget it.
@@ -153,11 +196,7 @@ class CardKeeper:
             await self._let_use(volume, None)
         finally:
             self._volumes.discard(volume)
-
-    def lose(self, reason: str) -> None:
-        """Give the card up: a volume has, for `reason`."""
-        self._loss = self._loss or reason
-        self._changed.set()
+            self._leaving.discard(volume)
 
     def decide(self, hold: Hold, *, checked: _native.Accelerator | None = None) -> None:
         """Hold the card from now on, or use it: first the one that `check` returned."""
@@ -241,6 +280,7 @@ class CardKeeper:
                 await self._give(None)
                 self._released.set()
                 self._settled.set()
+                self._tell()
             if time.monotonic() - began >= GOOD_SECONDS:
                 pause = PAUSE_SECONDS_MIN
             with contextlib.suppress(TimeoutError):
@@ -250,7 +290,6 @@ class CardKeeper:
 
     async def _use(self) -> None:
         """Use the card until it is held or lost; raises why it was lost."""
-        self._loss = ""
         async with self._connecting:
             card = self._checked
             if card is None:
@@ -260,9 +299,18 @@ class CardKeeper:
             self._checked = None
         if self._hold is not Hold.NONE:
             return
+        if self._is_taken(self.card_id):
+            raise UnavailableError(
+                "accelerator.duplicate",
+                f"{self.source.label}: card {self.card_id} is in use under another label",
+            )
         self._card_id = self.card_id
+        self._earlier = self.figures()
+        self._record = card.record
         self.card = card
         self.failure = None
+        self._in_use_since = time.monotonic()
+        self._tell()
         await self._report_health(True)
         get_logger().info(
             "accelerator_in_use",
@@ -272,7 +320,7 @@ class CardKeeper:
             key_slots=card.key_slots,
         )
         checked = time.monotonic()
-        while not self._loss and self._hold is Hold.NONE:
+        while not card.loss and self._hold is Hold.NONE:
             self._changed.clear()
             accepted = self._expected()
             if time.monotonic() >= checked + RECHECK_SECONDS:
@@ -283,9 +331,9 @@ class CardKeeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()
-        await self._rest()
-        if self._loss:
-            raise UnavailableError("accelerator.lost", f"{self.source.label}: {self._loss}")
+        await self._rest(card)
+        if card.loss:
+            raise UnavailableError("accelerator.lost", f"{self.source.label}: {card.loss}")
 
     async def _attested(self) -> Item:
         """Return the evidence that the card must show, from a new attestation if it is needed.
@@ -325,26 +373,31 @@ class CardKeeper:
             )
             raise error
 
-    async def _rest(self) -> None:
+    async def _rest(self, card: _native.Accelerator) -> None:
         """Wait until the card has ended its jobs; it gets no more.
 
         After REST_SECONDS, or if it is lost, the processor seals what it still has.
         """
         deadline = time.monotonic() + REST_SECONDS
-        while not self._loss and (left := await self._jobs_left()):
+        while not card.loss and (left := await self._jobs_left()):
             if time.monotonic() >= deadline:
                 get_logger().warning("accelerator_not_at_rest", label=self.source.label, jobs=left)
                 return
             await asyncio.sleep(_REST_POLL_SECONDS)
 
     async def _jobs_left(self) -> int:
-        left = 0
-        for volume in [*self._volumes]:
+        return sum([await self._jobs_of(volume) for volume in [*self._volumes]])
+
+    async def _jobs_of(self, volume: _native.GatewayVolume) -> int:
+        async with self._giving:
+            # It may use another card by now.
+            if volume not in self._volumes:
+                return 0
             try:
-                left += await asyncio.to_thread(volume.rest_accelerator)
+                return await asyncio.to_thread(volume.rest_accelerator)
             except _native.QueueClosedError:
                 self._volumes.discard(volume)
-        return left
+                return 0
 
     async def _give(self, card: _native.Accelerator | None) -> None:
         """Let all volumes use a card, with their newest keys and queues; or none."""
@@ -356,7 +409,7 @@ class CardKeeper:
     ) -> None:
         async with self._giving:
             # It may have been removed while this waited.
-            if volume not in self._volumes:
+            if volume not in self._volumes or (card is not None and volume in self._leaving):
                 return
             try:
                 await asyncio.to_thread(volume.accelerate, card)
@@ -366,6 +419,7 @@ class CardKeeper:
     def _report(self, error: OSError | Error) -> None:
         if isinstance(error, OSError):
             error = self._unavailable(error)
+        self._losses += self.card is not None
         is_new = self.failure is None or error.reason != self.failure.reason
         # A copy: the error's traceback would keep the card's connection.
         self.failure = copy.copy(error)

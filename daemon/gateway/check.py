@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
-from sealane.daemon.gateway.card_source import card_source
+from sealane.daemon.gateway.card_source import check_cards
 from sealane.daemon.gateway.third_parties import third_party_of
 from sealane.daemon.runtime.listeners import split_address
 
@@ -19,8 +19,7 @@ def check_gateway(config: GatewayConfig, enrolment: EnrolmentConfig | None) -> N
     """Raise UsageError as the gateway's start would."""
     for party in config.third_party:
         third_party_of(party)
-    if config.accelerator is not None:
-        card_source(config.accelerator, enrolment)
+    check_cards(config.accelerator, enrolment)
 
 
 def unreachable(config: GatewayConfig, *, own_node: str) -> Iterator[str]:

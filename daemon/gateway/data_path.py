@@ -16,13 +16,13 @@ from typing import Final
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.gateway.accelerator import CardKeeper
 from sealane.daemon.gateway.back_end import (
     AssociationEpochs,
     BackEnd,
     PreparedQueue,
     QueueName,
 )
+from sealane.daemon.gateway.cards import Cards
 from sealane.daemon.gateway.counters import add_counters, replace_counters
 from sealane.daemon.gateway.fail_over import GroupMember
 from sealane.daemon.gateway.filling_volume import FillingVolume
@@ -143,11 +143,11 @@ class AttachedVolume(Exported):
         feed.on_event = self._take_event
 
     def _take_event(self, event: StorageEvent) -> bool:
-        if (card := self._gateway.accelerator) is not None:
+        if (cards := self._gateway.cards) is not None:
             if event.kind == "accelerator_lost":
-                card.lose(f"{event.reason}: {event.detail}")
+                cards.check_losses()
             elif event.kind == "queue_opened":
-                card.renew()
+                cards.renew(self.native)
         return self.back_end.take_event(event)
 
     @property
@@ -335,8 +335,8 @@ class Gateway(Provider):
         )
         self._access = AnaState.OPTIMIZED
         self._is_stopping = False
-        self.accelerator: CardKeeper | None = None
-        """The card that seals for volumes, if one is configured."""
+        self.cards: Cards | None = None
+        """The cards that seal for volumes, if this gateway may have some."""
 
     @property
     def listener(self) -> Listener:
@@ -475,8 +475,8 @@ class Gateway(Provider):
         self._attached[nqn] = attached
         # It may have changed while the volume was suspended.
         attached.set_access(self._access)
-        if self.accelerator is not None:
-            self.accelerator.add(attached.native)
+        if self.cards is not None:
+            self.cards.add(attached.native)
         self._arrived(nqn)
         self._listener.changed()
 
@@ -573,11 +573,11 @@ class Gateway(Provider):
     async def detach(self, attached: AttachedVolume) -> None:
         """Remove a volume from the listener and wait until its associations are closed.
 
-        Its queues may use the accelerator until they have ended.
+        Its queues may use a card until they have ended.
         """
         self._attached.pop(attached.subsystem.nqn, None)
         try:
             await self._listener.end_export(attached)
         finally:
-            if self.accelerator is not None:
-                await self.accelerator.remove(attached.native)
+            if self.cards is not None:
+                await self.cards.remove(attached.native)

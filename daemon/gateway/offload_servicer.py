@@ -65,17 +65,18 @@ class OffloadServicer(offload_pb2_grpc.OffloadServicer):
 
 
 def _accelerator(keeper: CardKeeper) -> offload_pb2.Accelerator:
+    figures = keeper.figures()
     answer = offload_pb2.Accelerator(
         label=keeper.source.label,
         socket=keeper.source.socket,
         state=_STATES[keeper.state],
         volumes=keeper.volume_count,
-        jobs=keeper.figure("accelerator_jobs"),
-        sectors_sealed=keeper.figure("sectors_accelerated"),
-        sectors_inline=keeper.figure("sectors_inline"),
-        refusals=keeper.figure("accelerator_refusals"),
-        losses=keeper.figure("accelerators_lost"),
-        job_seconds=keeper.figure("accelerator_nanos") / 1e9,
+        jobs=figures["jobs"],
+        sectors_sealed=figures["sealed"],
+        sectors_inline=figures["inline"],
+        refusals=figures["refusals"],
+        losses=figures["losses"],
+        job_seconds=figures["nanos"] / 1e9,
     )
     if (failure := keeper.failure) is not None:
         answer.reason = failure.reason

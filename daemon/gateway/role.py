@@ -13,7 +13,8 @@ from sealane.daemon.device.broker_calls import DeviceClient
 from sealane.daemon.gateway.accelerator import APPRAISAL_SECONDS, CardKeeper, CardState
 from sealane.daemon.gateway.attachments import AttachmentFiles
 from sealane.daemon.gateway.broker_client import BrokerClient
-from sealane.daemon.gateway.card_source import card_source
+from sealane.daemon.gateway.card_source import card_source, check_cards
+from sealane.daemon.gateway.cards import Cards
 from sealane.daemon.gateway.data_path import Gateway, GatewaySettings
 from sealane.daemon.gateway.drain import GatewayDrain
 from sealane.daemon.gateway.hold import DisabledCard
@@ -57,18 +58,22 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         ),
         listen=context.listeners.named("gateway.listen"),
     )
-    offload = OffloadService(None, None)
-    if config.accelerator is not None:
-        disabled = DisabledCard(context.state, config.accelerator)
-        gateway.accelerator = CardKeeper(
-            card_source(config.accelerator, context.enrolled.config),
-            accepted=partial(_evidence_of, config.accelerator, identity),
-            attest=partial(identity.attest_again, seconds=APPRAISAL_SECONDS),
-            hold=disabled.read(),
-            is_disabled=disabled.has,
-            report=partial(context.report, _OFFLOAD),
+    check_cards(config.accelerator, context.enrolled.config)
+    gateway.cards = cards = Cards(partial(context.report, _OFFLOAD))
+    offload = OffloadService()
+    for label in config.accelerator:
+        disabled = DisabledCard(context.state, label)
+        keeper = cards.keep(
+            partial(
+                CardKeeper,
+                card_source(label, context.enrolled.config),
+                accepted=partial(_evidence_of, label, identity),
+                attest=partial(identity.attest_again, seconds=APPRAISAL_SECONDS),
+                hold=disabled.read(),
+                is_disabled=disabled.has,
+            )
         )
-        offload = OffloadService(gateway.accelerator, disabled)
+        offload.add(keeper, disabled)
     own = peer_of(identity.subject)
     third_parties = ThirdPartyStores(
         [third_party_of(party) for party in config.third_party],
@@ -107,13 +112,14 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
         lost=third_parties.target.fence_gateway,
         fresh_seconds=config.authorization_seconds,
     )
-    if (keeper := gateway.accelerator) is not None:
+    for keeper in cards:
         for state in CardState:
-            context.metrics.accelerator_state.labels(config.accelerator, state).set_function(
+            context.metrics.accelerator_state.labels(keeper.source.label, state).set_function(
                 partial(_is_in, keeper, state)
             )
+    if config.accelerator:
         context.metrics.add_latencies("accelerator")
-        context.spawn("gateway-accelerator", keeper.run())
+        context.spawn("gateway-accelerators", cards.run())
     await context.stack.enter_async_context(service.running())
     context.drained.append(GatewayDrain(service, gateway))
     context.event_logs.append(service.events)

@@ -98,29 +98,43 @@ class Enrolment:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _attest_with_devices(self, keys: Keys, broker: BrokerAddresses) -> Issued:
-        """Attest with every device; if that is refused, with those alone that the policy requires.
+        """Attest with every device; if that is refused, without those that are refused.
 
-        A device that is refused must not keep its node from serving without it.
+        A device that is refused must not keep its node from serving without it, nor another device
+        from being used. The verifier doesn't say which it refuses, so they are tried one by one.
         """
         optional: set[str] = set()
         try:
-            return await self._attest(keys, broker, optional)
+            return await self._attest(keys, broker, None, optional)
         except grpc.aio.AioRpcError as failed:
-            is_refused = isinstance(error_of(failed, peer=broker.node), VerificationError)
-            if not optional or not is_refused:
+            if not optional or not _is_refusal(failed, broker):
                 raise
-        issued = await self._attest(keys, broker, None)
+        accepted: set[str] = set()
+        issued = None
+        for label in sorted(optional) if len(optional) > 1 else ():
+            try:
+                issued = await self._attest(keys, broker, {*accepted, label}, set())
+            except grpc.aio.AioRpcError as failed:
+                if not _is_refusal(failed, broker):
+                    raise
+            else:
+                accepted.add(label)
+        if issued is None:
+            issued = await self._attest(keys, broker, set(), set())
         get_logger().warning(
             "devices_refused",
-            labels=sorted(optional),
+            labels=sorted(optional - accepted),
             message="the policy accepts this node, but not with these devices; they are not used",
         )
         return issued
 
     async def _attest(
-        self, keys: Keys, broker: BrokerAddresses, optional: set[str] | None
+        self, keys: Keys, broker: BrokerAddresses, asked: set[str] | None, answered: set[str]
     ) -> Issued:
-        """Attest; adds the labels of devices that weren't required to `optional`, or asks none."""
+        """Attest, and with the devices of these labels of those that aren't required; None: all.
+
+        Adds the labels of those that answered to `answered`.
+        """
         driver = self._driver
         audience = spiffe_id(broker.node, Role.BROKER)
         anchors = self._kept.anchors
@@ -143,7 +157,7 @@ class Enrolment:
                     "attestation.audience.mismatch",
                     f"the verifier is {challenge.audience!r}; expected: {audience!r}",
                 )
-            devices = await self._secondary(challenge, keys, optional)
+            devices = await self._secondary(challenge, keys, asked, answered)
             items = {**devices}
             endorsements = await driver.endorsements()
             if endorsements is not None:
@@ -208,7 +222,11 @@ class Enrolment:
         return sorted({source.evidence_type for source in self._sources})
 
     async def _secondary(
-        self, challenge: attestation_pb2.Challenge, keys: Keys, optional: set[str] | None
+        self,
+        challenge: attestation_pb2.Challenge,
+        keys: Keys,
+        asked: set[str] | None,
+        answered: set[str],
     ) -> dict[str, Item]:
         """Collect evidence from devices: of types that the policy requires, and that it knows."""
         nonce = device_nonce(
@@ -220,18 +238,19 @@ class Enrolment:
             return [source for source in self._sources if source.evidence_type in wanted]
 
         items = await collect_all(of_types(challenge.required_evidence_types), nonce)
-        if optional is not None:
-            for source in of_types(challenge.optional_evidence_types):
-                try:
-                    items[source.label] = await source.collect(nonce)
-                    optional.add(source.label)
-                except UnavailableError as error:
-                    get_logger().warning(
-                        "device_silent",
-                        label=source.label,
-                        reason=error.reason,
-                        message=str(error),
-                    )
+        for source in of_types(challenge.optional_evidence_types):
+            if asked is not None and source.label not in asked:
+                continue
+            try:
+                items[source.label] = await source.collect(nonce)
+                answered.add(source.label)
+            except UnavailableError as error:
+                get_logger().warning(
+                    "device_silent",
+                    label=source.label,
+                    reason=error.reason,
+                    message=str(error),
+                )
         return items
 
     def _hint(self, challenge: attestation_pb2.Challenge) -> None:
@@ -244,6 +263,10 @@ class Enrolment:
                 message="the policy may require evidence that enrolment.secondary has no source "
                 "for",
             )
+
+
+def _is_refusal(failed: grpc.aio.AioRpcError, broker: BrokerAddresses) -> bool:
+    return isinstance(error_of(failed, peer=broker.node), VerificationError)
 
 
 def _issuer(leaf: x509.Certificate, anchor: x509.Certificate) -> x509.Certificate:

@@ -89,9 +89,11 @@ class Accelerator(message.Message):
     """Of a card in use: its limits."""
     key_slots: builtins.int
     volumes: builtins.int
-    """Of the volumes that are attached now."""
+    """that are attached now, and use this card rather than another"""
     jobs: builtins.int
-    """sectors that the card was given"""
+    """Since the daemon's start.
+    sectors that the card was given
+    """
     sectors_sealed: builtins.int
     """by the card, 4096 bytes each"""
     sectors_inline: builtins.int

@@ -993,11 +993,28 @@ class Accelerator:
     def key_slots(self) -> int:
         """Keys that it holds."""
 
+    @property
+    def loss(self) -> str | None:
+        """Why a volume gave it up, if one has: a reason id, and what it did."""
+
+    @property
+    def record(self) -> AcceleratorRecord:
+        """What volumes had of it; doesn't keep the connection."""
+
     def evidence(self, nonce: bytes) -> bytes:
         """Return its statement about itself, which answers `nonce` (32 bytes)."""
 
     def probe(self) -> None:
         """Let it seal known sectors; OSError says what it did wrong."""
+
+class AcceleratorRecord:
+    """What volumes had of a connected card; good also when the connection has ended."""
+
+    def figures(self) -> dict[str, int]:
+        """Return `jobs` given, sectors `sealed`, sectors sealed `inline` as the card was full.
+
+        Also `refusals`; `losses`, one for each queue; `nanos`, the time of jobs that have ended.
+        """
 
 class GatewayVolume:
     """An attached volume with its keys. It can read at once, and write once it has counters.

@@ -8,6 +8,7 @@ from typing import Literal
 ReasonId = Literal[
     "accelerator.busy",
     "accelerator.disabled",
+    "accelerator.duplicate",
     "accelerator.enabled",
     "accelerator.late",
     "accelerator.lost",

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import json
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from sealane.crypto.evidence.chain import key_sha256
 from vendors.authority import Authority, p384, root
 
 LABEL = "card0"
+SECOND = "card1"
 PROFILE = "bf3-dpdk"
 NOW = dt.datetime.now(dt.UTC)
 
@@ -92,6 +94,8 @@ class World:
     gateway: Daemon
     config: Path
     """Of the gateway."""
+    second: tuple[Path, list[str]] | None = None
+    """Socket and arguments of its second card, `SECOND`."""
 
     def card(self, *arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         """Run the gateway's card."""
@@ -152,15 +156,14 @@ accepted_tier = "warning"
 """
 
 
-def secondary(socket: Path) -> str:
+def secondary(socket: Path, label: str = LABEL) -> str:
     """Return the part of an [enrolment] section that attests the card at a socket."""
-    return f'[[enrolment.secondary]]\nlabel = "{LABEL}"\ntype = "card"\nsocket = "{socket}"\n'
+    return f'[[enrolment.secondary]]\nlabel = "{label}"\ntype = "card"\nsocket = "{socket}"\n'
 
 
 def write_policy(
     site: Site,
-    hardware_id: str,
-    *,
+    *hardware_ids: str,
     knows: bool = True,
     flags: str = "{ protected_bus = false }",
     product: str = PROFILE,
@@ -170,7 +173,7 @@ def write_policy(
     text = path.read_text()
     if knows:
         text = text.replace(
-            'roles = ["gateway"]\n', f'roles = ["gateway"]\ndevices = ["{hardware_id}"]\n'
+            'roles = ["gateway"]\n', f'roles = ["gateway"]\ndevices = {json.dumps(hardware_ids)}\n'
         )
         text += POLICY.format(product=product, flags=flags)
     path.write_text(text)
@@ -184,17 +187,27 @@ def world(
     flags: str = "{ protected_bus = false }",
     product: str = PROFILE,
     options: Sequence[str] = (),
+    second: bool = False,
+    knows_second: bool = True,
 ) -> Iterator[World]:
     """Run broker, target and gateway, attested with a card that then went away.
 
-    The card is a `product` with these `options`.
+    The card is a `product` with these `options`. With `second`, there are two of them, which the
+    policy lists, or not the second one.
     """
     with contextlib.ExitStack() as stack:
         site, maker = Site(root), Maker(root / "maker")
         identity, hardware_id = maker.card("1")
         identity += options
         socket = root / "card"
-        write_policy(site, hardware_id, knows=knows, flags=flags, product=product)
+        hardware_ids, labels, devices = [hardware_id], [LABEL], secondary(socket)
+        other = None
+        if second:
+            other = root / "second", maker.card("second")
+            labels.append(SECOND)
+            devices += secondary(other[0], SECOND)
+            hardware_ids += [other[1][1]] * knows_second
+        write_policy(site, *hardware_ids, knows=knows, flags=flags, product=product)
         broker = stack.enter_context(
             daemon(site.broker_config(more=f'card_roots = "{maker.path}"\n'))
         )
@@ -210,13 +223,18 @@ def world(
         config = site.write_config(
             "g",
             site.enrolment("g", broker)
-            + secondary(socket)
-            + f'[gateway]\nlisten = "127.0.0.1:0"\naccelerator = "{LABEL}"\ntarget_node = "s"\n'
+            + devices
+            + '[gateway]\nlisten = "127.0.0.1:0"\n'
+            + f'accelerator = {json.dumps(labels if second else LABEL)}\ntarget_node = "s"\n'
             + f'target_address = "{target.addresses["target_control"]}"\n'
             + '[metrics]\nlisten = "127.0.0.1:0"\n',
         )
         choose_ports(config)
-        with running_card(socket, identity):
-            # It must be there when the gateway attests.
+        with contextlib.ExitStack() as cards:
+            # They must be there when the gateway attests.
+            cards.enter_context(running_card(socket, identity))
+            if other is not None:
+                cards.enter_context(running_card(other[0], other[1][0]))
             gateway = stack.enter_context(daemon(config))
-        yield World(site, maker, identity, socket, gateway, config)
+        at = None if other is None else (other[0], other[1][0])
+        yield World(site, maker, identity, socket, gateway, config, at)

@@ -5,7 +5,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,6 +14,7 @@ from typing import cast
 from sealane import _native
 from sealane.crypto.evidence.cmw import Item
 from sealane.daemon.gateway.accelerator import CardKeeper, CardState
+from sealane.daemon.gateway.cards import Cards
 from sealane.daemon.gateway.hold import DisabledCard
 from sealane.daemon.gateway.offload import OffloadService
 from sealane.daemon.node.evidence.card import CardSource
@@ -24,22 +26,36 @@ LABEL = "card0"
 class Connection:
     """A connection to the card."""
 
-    profile, depth, key_slots = "fake", 1, 1
+    profile, depth = "fake", 1
 
     def __init__(self, source: "Source") -> None:
         self._source = source
+        self.key_slots = source.key_slots
+        self.loss: str | None = None
+        self.record = Record()
         source.connections += 1
 
     def __del__(self) -> None:
         self._source.connections -= 1
 
 
+class Record:
+    """What volumes had of a connection."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def figures(self) -> dict[str, int]:
+        return {"jobs": self.jobs}
+
+
 class Source(CardSource):
     """A card; `is_there` and `is_right` say how it answers."""
 
     def __init__(self, label: str) -> None:
-        super().__init__(label, "/card")
+        super().__init__(label, f"/{label}")
         self.connections = 0
+        self.key_slots = 64
         self.is_there = True
         self.is_right = True
 
@@ -73,15 +89,17 @@ class Volume:
         self.seconds = 0.0
         """How long the card takes to load its keys."""
         self.is_refused = False
+        self.given = 0
+        """How often it was told to use a card."""
+        self.rested: list[_native.Accelerator | None] = []
+        """The cards that were to end its jobs."""
 
     @property
     def native(self) -> _native.GatewayVolume:
         return cast("_native.GatewayVolume", self)
 
-    def statistics(self) -> dict[str, int]:
-        return {}
-
     def rest_accelerator(self) -> int:
+        self.rested.append(self.card)
         return self.jobs
 
     def accelerate(self, card: _native.Accelerator | None) -> None:
@@ -89,24 +107,31 @@ class Volume:
         if card is not None and self.is_refused:
             raise OSError("it takes no key")
         self.card = card
+        self.given += card is not None
 
 
 class Kept:
     """A keeper that runs, and the calls about its card."""
 
-    def __init__(self, state: Path, label: str, card: str) -> None:
+    def __init__(
+        self, state: Path, label: str, card: str, cards: Cards, calls: OffloadService
+    ) -> None:
         self.source = Source(label)
         self.file = DisabledCard(state, label)
         self.attest_seconds = 0.0
-        self.keeper = CardKeeper(
-            self.source,
-            accepted=lambda: Item("card", card.encode()),
-            attest=self._attest,
-            hold=self.file.read(),
-            is_disabled=self.file.has,
-            report=_report,
+        self.cards = cards
+        self.keeper = cards.keep(
+            partial(
+                CardKeeper,
+                self.source,
+                accepted=lambda: Item("card", card.encode()),
+                attest=self._attest,
+                hold=self.file.read(),
+                is_disabled=self.file.has,
+            )
         )
-        self.calls = OffloadService(self.keeper, self.file)
+        self.calls = calls
+        calls.add(self.keeper, self.file)
 
     async def _attest(self) -> None:
         await asyncio.sleep(self.attest_seconds)
@@ -118,20 +143,53 @@ class Kept:
             await asyncio.sleep(0.01)
 
 
-async def _report(is_well: bool) -> None:
-    pass
+class Fleet:
+    """Cards of one gateway."""
+
+    def __init__(self, state: Path, cards: Sequence[tuple[str, str]]) -> None:
+        self.health: list[bool] = []
+        self.cards = Cards(self._report)
+        self.calls = OffloadService()
+        self.kept = [Kept(state, *names, self.cards, self.calls) for names in cards]
+
+    async def _report(self, is_well: bool) -> None:
+        self.health.append(is_well)
+
+    async def wait(self, *states: CardState) -> None:
+        """Wait until each card is in its state."""
+        for made, state in zip(self.kept, states, strict=True):
+            await made.wait(state)
+
+    def card_of(self, volume: Volume) -> int | None:
+        """Return which card has a volume's keys."""
+        numbers = {id(made.keeper.card): number for number, made in enumerate(self.kept)}
+        return None if volume.card is None else numbers[id(volume.card)]
+
+    async def wait_cards(self, *volumes: Volume, cards: Sequence[int]) -> None:
+        """Wait until these cards have the volumes' keys, in any order."""
+        deadline = time.monotonic() + 10
+        while sorted(str(self.card_of(volume)) for volume in volumes) != [*map(str, cards)]:
+            assert time.monotonic() < deadline, [self.card_of(volume) for volume in volumes]
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def fleet(state: Path, *cards: tuple[str, str]) -> AsyncIterator[Fleet]:
+    """Keep cards of these labels and numbers, whose daemon has the state directory `state`."""
+    made = Fleet(state, cards)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(made.cards.run())
+        try:
+            yield made
+        finally:
+            running.cancel()
 
 
 @contextlib.asynccontextmanager
 async def kept(state: Path, *, label: str = LABEL, card: str = "1") -> AsyncIterator[Kept]:
     """Keep a card whose daemon has the state directory `state`."""
-    made = Kept(state, label, card)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(made.keeper.run())
-        try:
-            yield made
-        finally:
-            running.cancel()
+    async with fleet(state, (label, card)) as made:
+        yield made.kept[0]
 
 
 def parsed(evidence: bytes) -> SimpleNamespace:

@@ -34,8 +34,8 @@ async def test_a_volume_uses_the_card_until_its_queues_have_ended(
 
     monkeypatch.setattr(gateway.listener, "end_export", end_export)
     async with kept(tmp_path) as made:
-        gateway.accelerator = made.keeper
-        made.keeper.add(volume.native)
+        gateway.cards = made.cards
+        made.cards.add(volume.native)
         await made.wait(CardState.IN_USE)
         async with asyncio.TaskGroup() as group:
             group.create_task(gateway.detach(cast("AttachedVolume", attached(volume))))
@@ -54,8 +54,8 @@ async def test_a_volume_uses_the_card_until_its_queues_have_ended(
 async def test_a_volume_that_has_left_has_no_keys_at_the_card(tmp_path: Path) -> None:
     gateway, volume = Gateway(traddr="127.0.0.1", trsvcid=0), Volume()
     async with kept(tmp_path) as made:
-        gateway.accelerator = made.keeper
-        made.keeper.add(volume.native)
+        gateway.cards = made.cards
+        made.cards.add(volume.native)
         await made.wait(CardState.IN_USE)
         await asyncio.sleep(0.1)
         assert volume.card is not None

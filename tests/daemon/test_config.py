@@ -574,6 +574,25 @@ def test_configuration_is_frozen_and_has_the_roles_of_its_sections(tmp_path: Pat
         config.node.name = "other"  # type: ignore[misc]
 
 
+GATEWAY = NODE + ENROLMENT + '[gateway]\ntarget_node = "t"\ntarget_address = "h:1"\n'
+
+
+def test_accelerators_are_one_label_or_different_ones(tmp_path: Path) -> None:
+    def accelerators(given: str) -> list[str]:
+        path = tmp_path / "c.toml"
+        path.write_text(f"{GATEWAY}{given}\n")
+        gateway = load_config(path).gateway
+        assert gateway is not None
+        return gateway.accelerator
+
+    assert accelerators("") == []
+    assert accelerators('accelerator = "card0"') == ["card0"]
+    assert accelerators('accelerator = ["card1", "card0"]') == ["card1", "card0"]
+    for wrong in ('["card0", "card0"]', '["Card"]', "1", str([f"c{n}" for n in range(9)])):
+        with pytest.raises(UsageError, match=r"gateway\.accelerator"):
+            accelerators(f"accelerator = {wrong}")
+
+
 def test_shipped_example_is_valid() -> None:
     example = Path(__file__).parents[2] / "systemd" / "sealaned.toml"
     assert load_config(example).roles == ("broker", "target", "gateway", "fabric")

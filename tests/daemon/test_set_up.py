@@ -107,6 +107,19 @@ def test_the_check_refuses_an_accelerator_that_no_card_is(tmp_path: Path, label:
         )
 
 
+def test_two_accelerators_need_a_socket_each(tmp_path: Path) -> None:
+    cards = CARD.replace("{label}", "card0") + CARD.replace("{label}", "card1")
+    labels = 'accelerator = ["card0", "card1"]\n'
+    path = written(tmp_path, BROKER, SOFTWARE, cards, ROLES, labels)
+    assert sealaned("--config", path, "--set-up").returncode == 0
+    checked = sealaned("--config", path, "--check")
+    assert checked.returncode == 2
+    assert checked.stderr == (
+        "sealaned: gateway.accelerator card0, card1; allowed: cards with a socket each "
+        "[config.value]\n"
+    )
+
+
 def test_what_exists_stays_as_it_is(tmp_path: Path) -> None:
     path = written(tmp_path, BROKER, SOFTWARE, ROLES)
     (tmp_path / "keys").mkdir()

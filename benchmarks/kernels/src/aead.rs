@@ -5,6 +5,8 @@ use std::hint::black_box;
 
 use aes_gcm::aead::{AeadInPlace, KeyInit};
 use aws_lc_rs::aead as aws;
+use aws_lc_rs::cipher::{AES_256, EncryptionContext, StreamingEncryptingKey, UnboundCipherKey};
+use aws_lc_rs::iv::FixedLength;
 use ring::aead as ringed;
 
 use crate::{Case, measure};
@@ -64,7 +66,18 @@ fn open(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     measure(rounds, "open", shape, data_bytes, &mut cases);
 }
 
-/// Measures what checks a sector that somebody else sealed.
+/// Counter mode without a tag: what every byte of a plaintext is checked against.
+fn keystream(nonce: [u8; 12], from: &[u8], to: &mut [u8]) {
+    let mut counter = [0; 16];
+    counter[..12].copy_from_slice(&nonce);
+    counter[15] = 2;
+    let key = UnboundCipherKey::new(&AES_256, &KEY).unwrap();
+    let start = EncryptionContext::Iv128(FixedLength::from(counter));
+    let mut cipher = StreamingEncryptingKey::less_safe_ctr(key, start).unwrap();
+    let _ = black_box(cipher.update(from, to).unwrap());
+}
+
+/// Measures what checks a sector that somebody else sealed or opened.
 fn check(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     let Some(key) = sealane_gcm::Key::new(&KEY) else {
         return;
@@ -72,7 +85,9 @@ fn check(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     let aad = vec![3; aad_bytes];
     let mut sealed = vec![1; data_bytes];
     let tag = key.seal(&nonce(0), &aad, &mut sealed);
-    let mut opened = vec![0; data_bytes];
+    let (mut opened, mut again) = (vec![0; data_bytes], vec![0; data_bytes + 16]);
+    let given = vec![1; data_bytes];
+    let mut nothing = vec![0; 16];
     let blocks = data_bytes as u32 / 16;
     let mut cases = [
         Case::new("open", |_| {
@@ -85,6 +100,13 @@ fn check(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
         Case::new("tag and a block", |number| {
             black_box(key.tag(&nonce(0), &aad, &sealed));
             black_box(key.keystream(&nonce(0), number as u32 % blocks));
+        }),
+        Case::new("counter mode and compare", |_| {
+            keystream(nonce(0), &sealed, &mut again);
+            assert_eq!(again[..data_bytes], given);
+        }),
+        Case::new("counter mode of no bytes", |_| {
+            keystream(nonce(0), &[], &mut nothing);
         }),
     ];
     measure(rounds, "check", shape, data_bytes, &mut cases);

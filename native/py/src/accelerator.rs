@@ -1,15 +1,38 @@
 //! Binding of accelerator cards.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pyo3::prelude::*;
 use sealane_engine::accelerator::card::Card;
-use sealane_engine::accelerator::{Device, probe};
+use sealane_engine::accelerator::{Device, Record, probe};
 
 /// Registers everything in this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<AcceleratorRecord>()?;
     module.add_class::<Accelerator>()
+}
+
+/// What volumes had of a connected card.
+#[pyclass(frozen, module = "sealane._native")]
+struct AcceleratorRecord(Arc<Record>);
+
+#[pymethods]
+impl AcceleratorRecord {
+    fn figures(&self) -> HashMap<&'static str, u64> {
+        let Record { jobs, sealed, inline, refusals, losses, nanos, .. } = &*self.0;
+        let named = [
+            ("jobs", jobs),
+            ("sealed", sealed),
+            ("inline", inline),
+            ("refusals", refusals),
+            ("losses", losses),
+            ("nanos", nanos),
+        ];
+        named.map(|(name, counted)| (name, counted.load(Ordering::Relaxed))).into()
+    }
 }
 
 /// A connected card. Its connection, and with it the card's keys, ends with the last volume that
@@ -31,6 +54,18 @@ impl Accelerator {
     fn new(py: Python<'_>, socket: PathBuf) -> PyResult<Self> {
         let card = py.detach(|| Card::connect(&socket))?;
         Ok(Self { device: Arc::new(card) })
+    }
+
+    /// Why a volume gave it up, if one has.
+    #[getter]
+    fn loss(&self) -> Option<&str> {
+        self.device.record().loss()
+    }
+
+    /// What volumes had of it; to be asked also when the connection has ended.
+    #[getter]
+    fn record(&self) -> AcceleratorRecord {
+        AcceleratorRecord(Arc::clone(self.device.record()))
     }
 
     #[getter]

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -26,7 +26,9 @@ use super::wire::{
     Answer, Completion, HEADROOM_BYTES, MESSAGE_BYTES_MAX, Operation, QUEUE_DESCRIPTORS,
     Submission, VERSION, Welcome, arena_bytes, data_offset, entry_offset, ring_bytes, tag_offset,
 };
-use super::{Broken, Capabilities, Cookie, DEPTH_MAX, Device, Done, KeySlot, Queue, SealJob};
+use super::{
+    Broken, Capabilities, Cookie, DEPTH_MAX, Device, Done, KeySlot, Queue, Record, SealJob,
+};
 use crate::calls::Calls;
 use crate::shared_memory::{PeerAccess, SharedMemory};
 
@@ -38,6 +40,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 pub struct Card {
     capabilities: Capabilities,
     requests: Mutex<Connection>,
+    record: Arc<Record>,
 }
 
 impl Card {
@@ -65,7 +68,7 @@ impl Card {
         if usize::from(capabilities.aad_bytes_max) < AAD_BYTES {
             return Err(invalid("it takes too little additional data for a sector"));
         }
-        Ok(Self { capabilities, requests: Mutex::new(connection) })
+        Ok(Self { capabilities, requests: Mutex::new(connection), record: Arc::default() })
     }
 
     fn ask(&self, operation: Operation, payload: &[u8]) -> io::Result<Vec<u8>> {
@@ -80,6 +83,10 @@ impl Card {
 impl Device for Card {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    fn record(&self) -> &Arc<Record> {
+        &self.record
     }
 
     fn evidence(&self, nonce: &[u8; 32]) -> io::Result<Vec<u8>> {

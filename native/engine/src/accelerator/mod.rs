@@ -14,6 +14,8 @@ pub mod wire;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,10 +82,45 @@ pub enum Broken {
     Overrun,
 }
 
+/// What the volumes that use a device had of it, since it was connected. It outlives the device.
+#[derive(Debug, Default)]
+pub struct Record {
+    /// Sectors that it was given.
+    pub jobs: AtomicU64,
+    /// Sectors that it sealed.
+    pub sealed: AtomicU64,
+    /// Sectors that the processor sealed because it was full.
+    pub inline: AtomicU64,
+    /// Wrong results.
+    pub refusals: AtomicU64,
+    /// Queues that gave it up.
+    pub losses: AtomicU64,
+    /// Time of the jobs that have ended.
+    pub nanos: AtomicU64,
+    loss: OnceLock<String>,
+}
+
+impl Record {
+    /// Notes that a queue gave the device up.
+    pub fn lose(&self, why: &str) {
+        self.losses.fetch_add(1, Ordering::Relaxed);
+        let _ = self.loss.set(why.to_owned());
+    }
+
+    /// Why a queue gave the device up for the first time, if one has.
+    #[must_use]
+    pub fn loss(&self) -> Option<&str> {
+        self.loss.get().map(String::as_str)
+    }
+}
+
 /// A device with keys.
 pub trait Device: Debug + Send + Sync {
     /// What it says that it can do.
     fn capabilities(&self) -> &Capabilities;
+
+    /// What its users note about it.
+    fn record(&self) -> &Arc<Record>;
 
     /// Its statement about itself, which answers `nonce`. Blocks for up to a second.
     fn evidence(&self, nonce: &[u8; 32]) -> io::Result<Vec<u8>>;

@@ -10,7 +10,7 @@ use sealane_proto::sector::DATA_BYTES;
 
 use crate::calls::{Calls, call};
 
-use super::{Broken, Capabilities, Cookie, Device, Done, KeySlot, Queue, SealJob};
+use super::{Broken, Capabilities, Cookie, Device, Done, KeySlot, Queue, Record, SealJob};
 
 const DEPTH: u16 = 128;
 
@@ -21,6 +21,7 @@ type Keys = Arc<Mutex<HashMap<KeySlot, Arc<AeadKey>>>>;
 pub struct Processor {
     capabilities: Capabilities,
     keys: Keys,
+    record: Arc<Record>,
 }
 
 impl Default for Processor {
@@ -32,13 +33,17 @@ impl Default for Processor {
             aad_bytes_max: u16::MAX,
             has_protected_bus: true,
         };
-        Self { capabilities, keys: Keys::default() }
+        Self { capabilities, keys: Keys::default(), record: Arc::default() }
     }
 }
 
 impl Device for Processor {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    fn record(&self) -> &Arc<Record> {
+        &self.record
     }
 
     fn evidence(&self, _: &[u8; 32]) -> io::Result<Vec<u8>> {

@@ -26,7 +26,7 @@ use super::journal::Change;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Request, Work};
 use super::submission::{note_seal, seal_sector};
-use crate::accelerator::{Cookie, Done, KeySlot, Queue, SealJob};
+use crate::accelerator::{Cookie, Done, KeySlot, Queue, Record, SealJob};
 use crate::latency::{self, Latencies};
 
 /// How long a job may take. A sector takes a card microseconds; with more, the processor would have
@@ -41,9 +41,15 @@ const BLOCKS_PER_SECTOR: u32 = (DATA_BYTES / 16) as u32;
 pub(super) struct AtDevice {
     keys: Mutex<HashMap<u32, KeySlot>>,
     jobs: AtomicUsize,
+    pub(super) record: Arc<Record>,
 }
 
 impl AtDevice {
+    /// Of a device that has nothing yet, with what its users note about it.
+    pub(super) fn new(record: Arc<Record>) -> Self {
+        Self { record, ..Self::default() }
+    }
+
     pub(super) fn insert(&self, epoch: u32, slot: KeySlot) {
         self.keys().insert(epoch, slot);
     }
@@ -183,11 +189,13 @@ impl Acceleration {
     ) -> Result<(Cookie, Ticket), Iv> {
         let epoch = keys.newest_epoch();
         let Some(key) = self.at_device.get(epoch).filter(|_| self.queue.has_room()) else {
+            add(&self.at_device.record.inline, 1);
             return Err(iv);
         };
         let (ticket, aad) = keys.begin(epoch, iv, lba)?;
         let job = SealJob { key, nonce: ticket.nonce(), aad: &aad, plain };
         let cookie = self.queue.submit(&job).expect("the queue has room");
+        add(&self.at_device.record.jobs, 1);
         Ok((cookie, ticket))
     }
 
@@ -267,6 +275,7 @@ impl<F: Front> GatewayQueue<F> {
             let Some(job) = acceleration.ended(done.cookie) else { continue };
             let duration = now.saturating_sub(job.submitted);
             add(&self.shared.counters.accelerator_nanos, duration);
+            add(&acceleration.at_device.record.nanos, duration);
             acceleration.latencies.note(duration);
             let (order, sector) = (job.order, job.sector);
             let sealed = if self.check(&mut acceleration, job, done) {
@@ -278,6 +287,7 @@ impl<F: Front> GatewayQueue<F> {
             self.sector_ended(&mut acceleration, order, sealed);
         }
         add(&self.shared.counters.accelerator_refusals, wrong);
+        add(&acceleration.at_device.record.refusals, wrong);
         let is_late = acceleration.deadline().is_some_and(|deadline| deadline <= now);
         self.acceleration = Some(acceleration);
         if wrong > 0 {
@@ -292,7 +302,7 @@ impl<F: Front> GatewayQueue<F> {
     /// Takes a job's result into the write's memory, and checks it there.
     fn check(&mut self, acceleration: &mut Acceleration, job: Job, done: Done) -> bool {
         let sample = acceleration.sample();
-        let Acceleration { queue, writes, .. } = acceleration;
+        let Acceleration { queue, writes, at_device, .. } = acceleration;
         let mut unwanted = [0; DATA_BYTES];
         let Some(write) = writes.get_mut(&job.order) else {
             queue.take(done.cookie, &mut unwanted);
@@ -310,6 +320,7 @@ impl<F: Front> GatewayQueue<F> {
             return false;
         }
         add(&self.shared.counters.sectors_accelerated, 1);
+        add(&at_device.record.sealed, 1);
         note_seal(&self.shared, (epoch, lba), plain, block).is_ok()
     }
 
@@ -360,6 +371,10 @@ impl<F: Front> GatewayQueue<F> {
 
     fn lose_accelerator(&mut self, reason: &'static str, detail: &str) {
         add(&self.shared.counters.accelerators_lost, 1);
+        // Before the event, whose reader looks there.
+        if let Some(acceleration) = &self.acceleration {
+            acceleration.at_device.record.lose(&format!("{reason}: {detail}"));
+        }
         self.shared.event(self.name, "accelerator_lost", reason, detail.to_owned());
         self.end_acceleration();
     }

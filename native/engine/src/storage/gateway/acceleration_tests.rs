@@ -176,7 +176,8 @@ fn data(blocks: usize) -> Vec<u8> {
 fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
     let (mut lane, mut disk) = world();
     let given = Given::default();
-    lane.gateway.switch_acceleration(on(device(1, u32::MAX, None, &given)));
+    let at_device = Arc::default();
+    lane.gateway.switch_acceleration(on_counted(device(1, u32::MAX, None, &given), &at_device));
     // 20 sectors in parts of four; the device has room for six.
     assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
     let (status, read) = lane.run(&mut disk, HostCommand::Read { lba: 3, blocks: 20 });
@@ -184,11 +185,15 @@ fn a_device_seals_what_it_has_room_for_and_the_processor_the_rest() {
     let accelerated = counted(&lane, |counters| &counters.sectors_accelerated);
     let inline = counted(&lane, |counters| &counters.sectors_inline);
     assert_eq!(accelerated + inline, 20);
+    let figures = [&at_device.record.sealed, &at_device.record.inline, &at_device.record.nanos];
+    let figures = figures.map(|figure| figure.load(Ordering::Relaxed));
+    assert_eq!(figures[..2], [accelerated, inline], "noted at the device, too");
     assert!((6..20).contains(&accelerated), "{accelerated} by the device");
     assert_eq!(counted(&lane, |counters| &counters.sectors_sealed), 20);
     let acceleration = lane.gateway.acceleration.as_ref().expect("in use");
     let nanos = counted(&lane, |counters| &counters.accelerator_nanos);
     assert_eq!(acceleration.latencies.recorded(), (accelerated, nanos), "in the histogram");
+    assert_eq!(figures[2], nanos);
     // Without it, nothing is given away.
     lane.gateway.switch_acceleration(Switch::Off);
     assert_eq!(write(&mut lane, &mut disk, 3, data(20)), Status::SUCCESS);
@@ -245,7 +250,9 @@ fn nothing_that_a_device_does_wrong_is_sent() {
         let (mut lane, mut disk) = world();
         let given = Given::default();
         // All results are wrong, but for the very first one of a nonce that can't be older.
-        lane.gateway.switch_acceleration(on(device(1, 1, Some(fault), &given)));
+        let at_device = Arc::<AtDevice>::default();
+        let device = device(1, 1, Some(fault), &given);
+        lane.gateway.switch_acceleration(on_counted(device, &at_device));
         let tag = lane.submit(HostCommand::Write { lba: 0, data: data(8), is_forced: false });
         lane.settle(&mut disk);
         if fault == Fault::Lost {
@@ -269,6 +276,11 @@ fn nothing_that_a_device_does_wrong_is_sent() {
         let lost = lost.iter().find(|event| event.kind == "accelerator_lost").expect("an event");
         let late = fault == Fault::Lost;
         assert_eq!(lost.reason, if late { "accelerator.late" } else { "accelerator.wrong" });
+        let record = &at_device.record;
+        assert!(record.loss().is_some_and(|loss| loss.starts_with(lost.reason)), "{fault:?}");
+        let noted = [&record.losses, &record.refusals, &record.jobs];
+        let noted = noted.map(|figure| figure.load(Ordering::Relaxed));
+        assert_eq!(noted, [1, refused, used.len() as u64], "{fault:?}");
         let kept = disk.writes.iter().filter(|(_, iv)| used.contains(iv)).count();
         assert!(kept <= usize::from(is_old), "{fault:?}: an IV that was given away is used up");
     }

@@ -246,7 +246,8 @@ struct Accelerator {
 
 impl Accelerator {
     fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, at_device: Arc::default(), loaded: Instant::now() }
+        let at_device = Arc::new(AtDevice::new(Arc::clone(device.record())));
+        Self { device, at_device, loaded: Instant::now() }
     }
 
     fn is(&self, device: &Arc<dyn Device>) -> bool {
