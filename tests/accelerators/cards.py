@@ -184,10 +184,11 @@ def world(
     flags: str = "{ protected_bus = false }",
     product: str = PROFILE,
     options: Sequence[str] = (),
+    listen: str = "127.0.0.1:0",
 ) -> Iterator[World]:
     """Run broker, target and gateway, attested with a card that then went away.
 
-    The card is a `product` with these `options`.
+    The card is a `product` with these `options`; hosts reach the gateway at `listen`.
     """
     with contextlib.ExitStack() as stack:
         site, maker = Site(root), Maker(root / "maker")
@@ -211,7 +212,7 @@ def world(
             "g",
             site.enrolment("g", broker)
             + secondary(socket)
-            + f'[gateway]\nlisten = "127.0.0.1:0"\naccelerator = "{LABEL}"\ntarget_node = "s"\n'
+            + f'[gateway]\nlisten = "{listen}"\naccelerator = "{LABEL}"\ntarget_node = "s"\n'
             + f'target_address = "{target.addresses["target_control"]}"\n'
             + '[metrics]\nlisten = "127.0.0.1:0"\n',
         )
