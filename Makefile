@@ -213,6 +213,13 @@ test-accelerators: build $(CRYPTODEV) ## conformance and faults: processor, emul
 	cd native && cargo test --locked --quiet --package sealane-dpu
 	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) tests/accelerators $(ARGS)
 
+JOBS ?= 1000000
+
+.PHONY: accelerator-ledger
+accelerator-ledger: SEED := $(NEW_SEED)
+accelerator-ledger: ## JOBS (10^6) for emulated cards with every fault: no IV twice on the wire; SEED=n repeats their draws
+	cd native && JOBS=$(JOBS) cargo test --locked --release --quiet --package sealane-dpu --test ledger -- --nocapture
+
 .PHONY: bench-offload
 bench-offload: export SEALANE_CRYPTODEV = $(CURDIR)/$(CRYPTODEV)
 bench-offload: build $(CRYPTODEV) ## cost and latency of sectors sealed by cards, in batches of 1 to 64 (3 minutes)

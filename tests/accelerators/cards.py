@@ -189,11 +189,12 @@ def world(
     options: Sequence[str] = (),
     second: bool = False,
     knows_second: bool = True,
+    listen: str = "127.0.0.1:0",
 ) -> Iterator[World]:
     """Run broker, target and gateway, attested with a card that then went away.
 
     The card is a `product` with these `options`. With `second`, there are two of them, which the
-    policy lists, or not the second one.
+    policy lists, or not the second one. Hosts reach the gateway at `listen`.
     """
     with contextlib.ExitStack() as stack:
         site, maker = Site(root), Maker(root / "maker")
@@ -224,7 +225,7 @@ def world(
             "g",
             site.enrolment("g", broker)
             + devices
-            + '[gateway]\nlisten = "127.0.0.1:0"\n'
+            + f'[gateway]\nlisten = "{listen}"\n'
             + f'accelerator = {json.dumps(labels if second else LABEL)}\ntarget_node = "s"\n'
             + f'target_address = "{target.addresses["target_control"]}"\n'
             + '[metrics]\nlisten = "127.0.0.1:0"\n',

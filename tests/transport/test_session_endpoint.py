@@ -365,12 +365,14 @@ def test_both_directions_carry_data() -> None:
 @pytest.mark.parametrize(("k", "m"), CODES)
 def test_forged_and_replayed_packets_change_nothing(k: int, m: int) -> None:
     with pair(relay=forger, rate=40_000_000) as (left, right):
-        transfer(left, right, sizes=[300_000, 5], k=k, m=m)
-
-        statistics = right.statistics()
-        assert statistics["forged"] > 100
-        assert statistics["replayed"] > 100
-        assert statistics["foreign_packets"] > 100
+        # Again while the host was busy and dropped some of the relay's packets.
+        end = time.monotonic() + PATIENCE_SECONDS
+        found: tuple[int, ...] = (0,)
+        while min(found) <= 100:
+            assert time.monotonic() < end, found
+            transfer(left, right, sizes=[300_000, 5], k=k, m=m)
+            statistics = right.statistics()
+            found = tuple(statistics[each] for each in ("forged", "replayed", "foreign_packets"))
 
 
 def test_other_keys_never_establish() -> None:

@@ -16,11 +16,19 @@ use crate::rings::Rings;
 /// Keys in ordinary memory, and the faults that it was told to have.
 pub struct Emulated {
     limits: Limits,
+    /// Jobs that a queue really has room for.
+    room: usize,
     faults: Faults,
     ledger: Option<File>,
     keys: HashMap<u16, AeadKey>,
     queues: HashMap<QueueNumber, Queue>,
+    /// Memory of queues that have ended, and until when it is still written to.
+    ended: Vec<(Instant, Rings)>,
 }
+
+/// For how long, and how often, the memory of a queue that has ended is written to.
+const AFTER_END: Duration = Duration::from_millis(100);
+const AFTER_END_PAUSE: Duration = Duration::from_millis(1);
 
 struct Queue {
     daemon: Daemon,
@@ -42,8 +50,13 @@ enum Later {
 
 impl Emulated {
     /// A card that writes the nonce of each seal to `ledger`.
-    pub fn new(limits: Limits, faults: Faults, ledger: Option<File>) -> Self {
-        Self { limits, faults, ledger, keys: HashMap::new(), queues: HashMap::new() }
+    pub fn new(mut limits: Limits, mut faults: Faults, ledger: Option<File>) -> Self {
+        let room = limits.depth.into();
+        if faults.draw(Fault::Lies) {
+            (limits.depth, limits.keys, limits.aad_bytes_max) = (u16::MAX, u16::MAX, u16::MAX);
+        }
+        let (keys, queues, ended) = (HashMap::new(), HashMap::new(), Vec::new());
+        Self { limits, room, faults, ledger, keys, queues, ended }
     }
 }
 
@@ -69,16 +82,28 @@ impl Engine for Emulated {
     }
 
     fn close(&mut self, number: QueueNumber) {
-        self.queues.remove(&number);
+        let Some(queue) = self.queues.remove(&number) else { return };
+        if self.faults.draw(Fault::AfterEnd) {
+            self.ended.push((Instant::now() + AFTER_END, queue.rings));
+        }
     }
 
     fn work(&mut self, owners: &Owners) -> io::Result<()> {
-        let Self { faults, ledger, keys, queues, .. } = self;
+        let Self { faults, ledger, keys, queues, room, ended, .. } = self;
+        ended.retain_mut(|(until, rings)| {
+            rings.scribble();
+            *until > Instant::now()
+        });
         for queue in queues.values_mut() {
             queue.do_later();
+            let mut taken = 0;
             while !queue.is_dead
                 && let Some(job) = queue.rings.take()
             {
+                taken += 1;
+                if taken > *room {
+                    continue;
+                }
                 let place = job.key.get();
                 let key = keys.get(&place).filter(|_| owners.get(&place) == Some(&queue.daemon));
                 queue.seal(&job, key, faults, ledger)?;
@@ -90,7 +115,9 @@ impl Engine for Emulated {
 
     fn wait(&self) -> Option<Duration> {
         let times = self.queues.values().flat_map(|queue| &queue.later).map(|(time, _)| *time);
-        times.min().map(|time| time.saturating_duration_since(Instant::now()))
+        let due = times.min().map(|time| time.saturating_duration_since(Instant::now()));
+        let again = (!self.ended.is_empty()).then_some(AFTER_END_PAUSE);
+        [due, again].into_iter().flatten().min()
     }
 }
 

@@ -38,6 +38,10 @@ pub enum Fault {
     Overrun,
     /// Write to the slot again 1 ms after its completion.
     LateWrite,
+    /// For 100 ms after the end of a queue, write to all of its slots and its completions.
+    AfterEnd,
+    /// Say that there is room for many more jobs and keys than there is, and lose those jobs.
+    Lies,
 }
 
 /// A fault with its probability: `NAME=PROBABILITY`.

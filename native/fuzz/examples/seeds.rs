@@ -85,6 +85,19 @@ fn main() -> io::Result<()> {
         let steps = [write(16, opcode), write(21, 0), vec![1, 2, 3, 1, 0], vec![0; 12], vec![2]];
         put("job_ring", format!("opcode-{opcode}"), &steps.concat())?;
     }
+    // Two jobs, which end in the other order; then one that ends twice, one that never was, and more
+    // than there are.
+    let pair = [0, 7, 0, 8, 4, 2, 1, 1, 2, 0, 1, 7];
+    put("card_ring", "other-order".into(), &pair)?;
+    let ended = 16_u64.to_le_bytes(); // the third job, in the slot of the first
+    let twice = [&pair[..], &[0, 9, 2, 0, 1, 7, 2, 1], &ended, &[1, 7]].concat();
+    put("card_ring", "twice".into(), &twice)?;
+    let never = [&[0, 7, 2, 1][..], &9_u64.to_le_bytes(), &[1, 7]].concat();
+    put("card_ring", "never-was".into(), &never)?;
+    let overrun = [&[0, 7, 1, 0, 0][..], &(1_u64 << 40).to_le_bytes(), &[5, 7]].concat();
+    put("card_ring", "overrun".into(), &overrun)?;
+    let written = [&[0, 7, 3, 64, 0, 4][..], &[1, 2, 3, 4], &[2, 0, 0, 6, 7]].concat();
+    put("card_ring", "slot-written".into(), &written)?;
     for kind in operations() {
         let has_length = kind.has_range() || matches!(kind, Operation::Stream(_));
         let length = if has_length { 64 } else { 0 };

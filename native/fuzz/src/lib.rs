@@ -1,6 +1,7 @@
 //! The fuzz targets, as functions of their input bytes. Each one decodes its input into steps, so
 //! that the fuzzer gets past checksums and MACs, and asserts what must hold regardless of the peer.
 
+mod card;
 mod controller;
 mod gcm;
 mod host;
@@ -13,6 +14,7 @@ mod store;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
+pub use card::card_ring;
 pub use gcm::gcm;
 pub use recovery::{store_recovery, store_recovery_in_place};
 pub use store::store_page;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test file uses a part
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +41,12 @@ impl Running {
 
     /// Connects to it.
     pub fn connect(&self) -> Card {
-        Card::connect(&self.directory.join("card")).unwrap()
+        self.try_connect().unwrap()
+    }
+
+    /// Connects to it, or not.
+    pub fn try_connect(&self) -> io::Result<Card> {
+        Card::connect(&self.directory.join("card"))
     }
 
     /// The nonces that it has sealed with.
