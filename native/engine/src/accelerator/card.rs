@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -154,16 +155,15 @@ impl Connection {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let parts = [IoSlice::new(&number), IoSlice::new(payload)];
-        sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        // A signal, such as SIGCONT, interrupts calls on a socket with timeouts.
+        retry_on_intr(|| sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         // No room for descriptors: the kernel closes those that a card sends. That may take as long
         // as the card likes (SO_LINGER), so requests are never made on a thread that moves sectors.
-        let got = recvmsg(
-            socket,
-            &mut [IoSliceMut::new(&mut message)],
-            &mut RecvAncillaryBuffer::default(),
-            RecvFlags::empty(),
-        )?;
+        let got = retry_on_intr(|| {
+            let mut parts = [IoSliceMut::new(&mut message)];
+            recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::empty())
+        })?;
         message.truncate(got.bytes);
         let Some((status, answer)) = message.split_first_chunk() else {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the card gave no answer"));
@@ -426,6 +426,31 @@ mod tests {
             assert_eq!(queue.poll(&mut done), Err(Broken::Cookie), "{wrong}");
             assert_eq!(done.len(), 1);
         }
+    }
+
+    #[test]
+    fn what_a_card_writes_after_the_end_of_a_queue_reaches_nobody() {
+        let is_mapped = |memory: &SharedMemory| {
+            let inode = rustix::fs::fstat(memory.file()).unwrap().st_ino.to_string();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+        };
+        let (mut queue, arena, completions, _socket) = queue_of_ours();
+        submit(&mut queue, 1).unwrap();
+        queue.ring();
+        assert_eq!((is_mapped(&arena), is_mapped(&completions)), (2, 2), "the card's and ours");
+        drop(queue);
+        assert_eq!((is_mapped(&arena), is_mapped(&completions)), (1, 1), "only the card's");
+        let (mut next, theirs, ..) = queue_of_ours();
+        let cookie = submit(&mut next, 2).unwrap();
+        // The card still has the memory of the queue that has ended.
+        for memory in [&arena, &completions] {
+            memory.copy_in(0, &vec![0xee; memory.len()]);
+        }
+        let mut canary = [0; DATA_BYTES];
+        theirs.copy_out(data_offset((cookie % u64::from(DEPTH)) as u16), &mut canary);
+        assert_eq!(canary, [2; DATA_BYTES]);
+        assert_eq!(next.poll(&mut Vec::new()), Ok(()), "nothing has ended");
     }
 
     #[test]
