@@ -11,6 +11,9 @@ from sealane.daemon.broker import record_key_rotation
 from seeds import SEED
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(record_key_rotation, "BATCH_RECORDS", 2)
