@@ -1,4 +1,4 @@
-"""`sealanectl key rewrap` and `key status`: the brokers' key encryption key."""
+"""`sealanectl key rewrap`, `key rotate-record-key` and `key status`: the brokers' own keys."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ import sys
 from typing import Any, Final
 
 from sealane.cli.output import CALL_SECONDS, Output
-from sealane.cli.verbs import verb, watched
+from sealane.cli.verbs import confirm, destructive, verb, watched
 from sealane.client import Client, translated
 from sealane.errors import UnavailableError
 from sealane.protocol.v1 import operator_pb2
@@ -33,8 +33,39 @@ async def key_rewrap(client: Client, options: argparse.Namespace, output: Output
     _show(keys, output)
 
 
+async def key_rotate_record_key(
+    client: Client, options: argparse.Namespace, output: Output
+) -> None:
+    """Begin to replace the key for the MACs of records; `--wait`: until it has ended."""
+    keys = await _status(client)
+    if not keys.is_record_key_rotating:
+        confirm(
+            options,
+            f"Record key {keys.record_key_number} will be replaced and then deleted. This can't be "
+            "turned back, and brokers of releases before this one no longer open the store.",
+        )
+    # Names the one that was shown: if it was replaced meanwhile, no other replacement begins.
+    number = keys.record_key_number - int(keys.is_record_key_rotating)
+    request = operator_pb2.RotateRecordKeyRequest(number=number)
+    with translated():
+        keys = await client.operator.RotateRecordKey(request, timeout=CALL_SECONDS)
+    while options.wait and keys.is_record_key_rotating:
+        if keys.record_key_failure:
+            raise UnavailableError(
+                "broker.record_key.failed", f"no record is written again: {keys.record_key_failure}"
+            )
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{keys.left_under_previous_record_key} records left ")
+            sys.stderr.flush()
+        await asyncio.sleep(WAIT_SECONDS)
+        keys = await _status(client)
+    if options.wait and sys.stderr.isatty():
+        sys.stderr.write("\n")
+    _show(keys, output)
+
+
 async def key_status(client: Client, _options: argparse.Namespace, output: Output) -> None:
-    """Print which key encryption keys are in use, and how far a rotation is."""
+    """Print which keys of brokers are in use, and how far their rotations are."""
     _show(await _status(client), output)
 
 
@@ -55,6 +86,10 @@ def _show(keys: operator_pb2.EncryptionKeys, output: Output) -> None:
                 "records": keys.records,
                 "left": keys.left,
                 "failure": keys.failure,
+                "record_key_number": keys.record_key_number,
+                "is_record_key_rotating": keys.is_record_key_rotating,
+                "left_under_previous_record_key": keys.left_under_previous_record_key,
+                "record_key_failure": keys.record_key_failure,
                 "brokers": [
                     {
                         "instance": broker.instance,
@@ -74,6 +109,13 @@ def _show(keys: operator_pb2.EncryptionKeys, output: Output) -> None:
     }
     if keys.failure:
         rows["failure"] = keys.failure
+    rows["record key"] = f"number {keys.record_key_number}" + (
+        f", {keys.left_under_previous_record_key} records still under the one before"
+        if keys.is_record_key_rotating
+        else ""
+    )
+    if keys.record_key_failure:
+        rows["failure (record key)"] = keys.record_key_failure
     retired = set(keys.retired_key_ids)
     for broker in keys.brokers:
         rows[f"broker {broker.instance} ({broker.node})"] = (
@@ -87,7 +129,7 @@ def _show(keys: operator_pb2.EncryptionKeys, output: Output) -> None:
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add the verbs of the noun `key` about key encryption keys at a broker."""
+    """Add the verbs of the noun `key` about brokers' own keys."""
     rewrap = verb(
         verbs, "rewrap", key_rewrap, "wrap all stored keys under the broker's next encryption key"
     )
@@ -100,4 +142,12 @@ def add_verbs(verbs: Any) -> None:
         help="a broker instance that will never start again, so needn't have the key; repeatable",
     )
     rewrap.add_argument("--wait", action="store_true", help="wait until no key is left")
-    watched(verb(verbs, "status", key_status, "show which key encryption keys are in use"))
+    rotate = verb(
+        verbs,
+        "rotate-record-key",
+        key_rotate_record_key,
+        "replace the key for the MACs of the brokers' records",
+    )
+    rotate.add_argument("--wait", action="store_true", help="wait until no record is left")
+    destructive(rotate)
+    watched(verb(verbs, "status", key_status, "show which keys of brokers are in use"))

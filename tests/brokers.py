@@ -15,6 +15,7 @@ from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.keyring import Keyring
 from sealane.daemon.broker.leases import SignedLease
 from sealane.daemon.broker.operator_servicer import OperatorServicer
+from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
 from sealane.daemon.broker.records import AuthorityRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.rewrapping import Rewrapping
@@ -133,6 +134,17 @@ def rewrapping_of(
     )
 
 
+def record_key_rotation_of(
+    registry: Registry, *, audit: MemoryAudit | None = None
+) -> RecordKeyRotation:
+    """Return the replacement of the record key at a broker without counters."""
+
+    async def cover(_revision: int) -> None:
+        pass
+
+    return RecordKeyRotation(registry, cover=cover, audit=audit or MemoryAudit())
+
+
 def succession_of(
     registry: Registry,
     *,
@@ -167,7 +179,11 @@ def operator_of(broker: BrokerService) -> OperatorServicer:
     """Return the service of the broker's operator."""
     snapshots = Snapshots(broker.registry, node="b", audit=broker.audit, metrics=Metrics())
     return OperatorServicer(
-        broker, rewrapping_of(broker.registry), succession_of(broker.registry), snapshots
+        broker,
+        rewrapping_of(broker.registry),
+        record_key_rotation_of(broker.registry),
+        succession_of(broker.registry),
+        snapshots,
     )
 
 

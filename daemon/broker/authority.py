@@ -1,5 +1,6 @@
 """The authority's record: made, read, and opened with the key encryption keys of a broker."""
 
+import asyncio
 import secrets
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -15,6 +16,7 @@ from sealane.crypto.keys import KEY_BYTES, KeyWrapper
 from sealane.daemon.broker.keyring import UNNAMED, Keyring, missing
 from sealane.daemon.broker.records import AuthorityRecord, Stored
 from sealane.daemon.broker.store.contract import Compare, Entry
+from sealane.daemon.broker.store.record_keys import NamedKeys
 from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import UsageError, VerificationError
 
@@ -79,6 +81,9 @@ def rewrapped_authority(
 
     key, _ = again(record.wrapped_key, BROKER_KEY)
     record_key, previous = again(record.wrapped_record_key, RECORD_KEY)
+    before = record.wrapped_previous_record_key
+    if before:
+        before, _ = again(before, RECORD_KEY)
     succession = record.succession
     if succession is not None and succession.wrapped_key:
         other, _ = again(succession.wrapped_key, BROKER_KEY)
@@ -87,6 +92,7 @@ def rewrapped_authority(
         update={
             "wrapped_key": key,
             "wrapped_record_key": record_key,
+            "wrapped_previous_record_key": before,
             "succession": succession,
             "key_id": key_id,
             "previous_key_id": previous,
@@ -113,15 +119,44 @@ def check_has(ids: Collection[bytes], needed: Iterable[bytes]) -> None:
 
 def opened_authority(
     record: AuthorityRecord, keys: Keyring
-) -> tuple[CertificateAuthority, bytes, bytes]:
-    """Return the authority, the key for the MACs of records, and the id of their wrapping key."""
+) -> tuple[CertificateAuthority, NamedKeys, bytes]:
+    """Return the authority, the keys for the MACs of records, and the id of their wrapping key."""
     authority, key_id = opened_signer(
         record.wrapped_key, record.certificate, keys, key_id=record.key_id
     )
-    record_key, _ = keys.unwrap(
-        record.wrapped_record_key, key_id=key_id, purpose=RECORD_KEY, owner=OWNER
+    return authority, opened_record_keys(record, keys), key_id
+
+
+def opened_record_keys(record: AuthorityRecord, keys: Keyring) -> NamedKeys:
+    """Return the keys for the MACs of records; errors of `Keyring.unwrap`."""
+
+    def opened(wrapped: bytes) -> bytes:
+        return bytes(keys.unwrap(wrapped, key_id=record.key_id, purpose=RECORD_KEY, owner=OWNER)[0])
+
+    before = record.wrapped_previous_record_key
+    return NamedKeys(
+        present=opened(record.wrapped_record_key),
+        previous=opened(before) if before else None,
+        number=record.record_key_number,
     )
-    return authority, bytes(record_key), key_id
+
+
+class AuthorityNaming:
+    """The authority's record as that which names the record keys (`KeyNaming`)."""
+
+    key: Final = AUTHORITY_KEY
+
+    def __init__(self, keys: Keyring) -> None:
+        self._keys = keys
+
+    async def named(self, value: bytes) -> NamedKeys:
+        """See `KeyNaming`; VerificationError `broker.store.malformed`, `key.wrap.invalid`."""
+        record = parse_authority(Entry(AUTHORITY_KEY, value, 0))
+        return await asyncio.to_thread(opened_record_keys, record, self._keys)
+
+    def names_previous(self, value: bytes) -> bool:
+        """See `KeyNaming`."""
+        return bool(parse_authority(Entry(AUTHORITY_KEY, value, 0)).wrapped_previous_record_key)
 
 
 def opened_signer(

@@ -154,7 +154,7 @@ class Instance:
     async def _inspect_head(self) -> None:
         async with self._lock:
             stored = await self._registry.heads.get(self._name)
-            if stored is None or self._head is None or stored.revision != self._head.revision:
+            if not self._is_own(stored):
                 self._adopt(stored)
             if await self._registry.store.revision() > self._covered:
                 await self._anchor()
@@ -185,16 +185,31 @@ class Instance:
             raise
         self._attempted = None
         if revision is None:
-            raise self._rolled_back()
+            before = self._head
+            if not self._is_own(await table.get(self._name)) or self._head is before:
+                raise self._rolled_back()
+            await self._anchor()
+            return
         self._head = Stored(record, revision, self._name)
         await _increment(self._heads, to=record.number)
         self._covered = revision
+
+    def _is_own(self, stored: Stored[HeadRecord] | None) -> bool:
+        """Return whether it is this broker's last head, maybe with a MAC under another record key.
+
+        Its content names it: no two heads of a start have one number.
+        """
+        if stored is None or self._head is None or stored.record != self._head.record:
+            return False
+        if stored.revision != self._head.revision:
+            self._head = stored
+        return True
 
     def _adopt(self, stored: Stored[HeadRecord] | None) -> None:
         """Accept a changed head if it is the one whose commit had an unknown outcome."""
         if self._attempted is None or stored is None:
             raise self._rolled_back()
-        if self._head is not None and stored.revision == self._head.revision:
+        if self._is_own(stored):
             raise UnavailableError(
                 "broker.store.fenced",
                 f"the store lost head {self._attempted.number} of broker instance "

@@ -16,6 +16,7 @@ from sealane.daemon.broker.audit_head import RegistryHead
 from sealane.daemon.broker.audit_retention import Retention
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_keys
+from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
 from sealane.daemon.broker.records import LAST_RESTORE, instance_name
 from sealane.daemon.broker.refusals import SummedAudit
 from sealane.daemon.broker.registry import Registry
@@ -49,6 +50,7 @@ class OpenedBroker:
     service: BrokerService
     instance: Instance
     rewrapping: Rewrapping
+    record_keys: RecordKeyRotation
     succession: AuthoritySuccession
     audit: SummedAudit
     log: AuditLog
@@ -114,6 +116,7 @@ async def opened_broker(
             service=service,
             instance=instance,
             rewrapping=rewrapping,
+            record_keys=RecordKeyRotation(registry, cover=instance.cover, audit=summed),
             succession=AuthoritySuccession(registry, node=node, cover=instance.cover, audit=summed),
             audit=summed,
             log=audit,

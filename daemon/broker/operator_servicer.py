@@ -12,6 +12,7 @@ from google.protobuf import timestamp_pb2
 
 from sealane.crypto.anchors import digest
 from sealane.daemon.broker.authorities import Authorities
+from sealane.daemon.broker.record_key_rotation import RecordKeyProgress, RecordKeyRotation
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.rewrapping import Progress, Rewrapping
@@ -33,12 +34,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         self,
         broker: BrokerService,
         rewrapping: Rewrapping,
+        record_keys: RecordKeyRotation,
         succession: AuthoritySuccession,
         snapshots: Snapshots,
     ) -> None:
         self._broker = broker
         self._succession = succession
         self._rewrapping = rewrapping
+        self._record_keys = record_keys
         self._snapshots = snapshots
 
     async def RotateEncryptionKey(
@@ -49,13 +52,24 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             self._broker.audit, "encryption_key.rotate", subject="operator"
         ):
             await self._rewrapping.begin(gone=frozenset(request.gone_instances))
-        return _keys(await self._rewrapping.progress())
+        return await self._all_keys()
 
     async def GetEncryptionKeys(
         self, request: operator_pb2.GetEncryptionKeysRequest, context: Context
     ) -> operator_pb2.EncryptionKeys:
         """Return which key encryption keys are in use, and how far a rotation is."""
-        return _keys(await self._rewrapping.progress())
+        return await self._all_keys()
+
+    async def RotateRecordKey(
+        self, request: operator_pb2.RotateRecordKeyRequest, context: Context
+    ) -> operator_pb2.EncryptionKeys:
+        """Begin to replace the key for the MACs of records."""
+        async with refusals_recorded(self._broker.audit, "record_key.rotate", subject="operator"):
+            await self._record_keys.begin(request.number)
+        return await self._all_keys()
+
+    async def _all_keys(self) -> operator_pb2.EncryptionKeys:
+        return _keys(await self._rewrapping.progress(), await self._record_keys.progress())
 
     async def ReplaceAuthority(
         self, request: operator_pb2.ReplaceAuthorityRequest, context: Context
@@ -156,7 +170,7 @@ def _authorities(
     return answer
 
 
-def _keys(progress: Progress) -> operator_pb2.EncryptionKeys:
+def _keys(progress: Progress, record_key: RecordKeyProgress) -> operator_pb2.EncryptionKeys:
     return operator_pb2.EncryptionKeys(
         key_id=progress.key_id,
         previous_key_id=progress.previous_key_id,
@@ -169,6 +183,10 @@ def _keys(progress: Progress) -> operator_pb2.EncryptionKeys:
             for name, (node, ids) in progress.held.items()
         ],
         failure=progress.failure,
+        record_key_number=record_key.number,
+        is_record_key_rotating=record_key.is_replacing,
+        left_under_previous_record_key=record_key.left,
+        record_key_failure=record_key.failure,
     )
 
 

@@ -2,12 +2,12 @@
 
 A record is JSON after a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The MAC covers the
 record's key in the store. So someone with write access to the store can't create or change a
-record, or move one to another key. An older version under the same key does have a valid MAC: the
-store's state record detects that (sealane.daemon.broker.store.checked).
+record, or move one to another key. An older version under the same key does have a valid MAC, at
+least until the record key is replaced: the store's state record detects that
+(sealane.daemon.broker.store.checked).
 """
 
 import datetime as dt
-import hmac
 import uuid
 from collections.abc import AsyncIterator, Sized
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sealane.crypto.anchors import RETIRED_MAX
-from sealane.crypto.encoding import fields
 from sealane.crypto.keys import KEY_EPOCH_MAX, KEY_EPOCHS_MAX, KEY_ID_BYTES
 from sealane.crypto.lease import (
     COUNTER_END,
@@ -28,6 +27,7 @@ from sealane.crypto.lease import (
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
+from sealane.daemon.broker.store.record_keys import RecordKeys
 from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
 from sealane.protocol.kinds import AnchorKind, AuthorityStage, VolumeMode
@@ -35,7 +35,6 @@ from sealane.protocol.kinds import AnchorKind, AuthorityStage, VolumeMode
 RESTORES_MAX: Final = 256
 FENCING_EPOCH_MAX: Final = (1 << 32) - 1
 
-_MAC_BYTES: Final = 32
 SHARES_MAX: Final = 64
 """Tenants that a volume can be shared with at the same time."""
 
@@ -84,7 +83,9 @@ class AuthorityRecord(Record):
     New keys are wrapped under the same. While `previous_key_id` is set, other records may still be
     wrapped under that one (sealane.daemon.broker.rewrapping). `retired_key_ids` are of keys that
     were replaced, oldest first; `retired_certificates` (DER) are those of retired authorities,
-    whose signatures are still in audit logs.
+    whose signatures are still in audit logs. `record_key_number` counts the replacements of the
+    record key; while `wrapped_previous_record_key` is set, records may still be under that one
+    (sealane.daemon.broker.record_key_rotation).
     """
 
     wrapped_key: bytes
@@ -95,13 +96,15 @@ class AuthorityRecord(Record):
     retired_key_ids: Annotated[
         tuple[KeyId, ...], Field(max_length=RETIRED_KEYS_MAX, exclude_if=_is_empty)
     ] = ()
-    # Neither of these two is written before it is needed: earlier versions don't know them.
+    # None of these is written before it is needed: earlier versions don't know them.
     succession: Annotated[
         SuccessionRecord | None, Field(exclude_if=lambda value: value is None)
     ] = None
     retired_certificates: Annotated[
         tuple[bytes, ...], Field(max_length=RETIRED_MAX, exclude_if=_is_empty)
     ] = ()
+    record_key_number: Annotated[int, Field(ge=0, exclude_if=lambda value: value == 0)] = 0
+    wrapped_previous_record_key: Annotated[bytes, Field(exclude_if=_is_empty)] = b""
 
 
 class HeldKeysRecord(Record):
@@ -507,15 +510,15 @@ class Stored(Generic[R]):
 class Table(Generic[R]):
     """The records of one kind, by name; names are visible ASCII."""
 
-    __slots__ = ("_key", "_model", "_prefix", "_store")
+    __slots__ = ("_keys", "_model", "_prefix", "_store")
 
     def __init__(
-        self, store: Store | None, prefix: str, model: type[R], *, record_key: bytes
+        self, store: Store | None, prefix: str, model: type[R], *, keys: RecordKeys
     ) -> None:
         self._store = store
         self._prefix = f"{prefix}/"
         self._model = model
-        self._key = record_key
+        self._keys = keys
 
     async def get(self, name: str) -> Stored[R] | None:
         """Return the record `name`; VerificationError if no broker wrote it."""
@@ -542,27 +545,27 @@ class Table(Generic[R]):
         """Return the put for a commit that stores `record` as `name`."""
         key = self.key(name)
         content = record.model_dump_json().encode()
-        return {key: self._mac(key, content) + content}
+        return {key: self._keys.sealed(key, content)}
 
     def unchanged(self, name: str, stored: Stored[R] | None) -> Compare:
         """Return the compare for a commit: `name` is unchanged since it was read."""
         return Compare(self.key(name), 0 if stored is None else stored.revision)
 
     async def watch(self, *, from_revision: int) -> AsyncIterator[Stored[R]]:
-        """Yield records put from that revision on; raises the errors of `Store.watch` and `get`."""
+        """Yield each record put from that revision on, as it is by then.
+
+        Raises the errors of `Store.watch` and `get`. What was put may have been replaced since, and
+        be under a record key that is gone.
+        """
         async for commit in self._reached().watch(self._prefix, from_revision=from_revision):
             for change in commit:
-                if change.value is not None:
-                    yield self.opened(Entry(change.key, change.value, change.revision))
+                stored = await self.get(change.key.removeprefix(self._prefix))
+                if stored is not None:
+                    yield stored
 
     def opened(self, entry: Entry) -> Stored[R]:
         """Return the record in an entry; VerificationError if no broker wrote it."""
-        mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(entry.key, content)):
-            raise VerificationError(
-                "broker.store.record.forged",
-                f"{entry.key}: not written by a broker of this authority",
-            )
+        content = self._keys.opened(entry.key, entry.value)
         try:
             record = self._model.model_validate_json(content)
         except ValidationError as error:
@@ -577,40 +580,32 @@ class Table(Generic[R]):
         assert self._store is not None  # noqa: S101 - only a restore has tables without a store
         return self._store
 
-    def _mac(self, key: str, content: bytes) -> bytes:
-        message = fields("sealane record v1", key.encode(), content)
-        return hmac.digest(self._key, message, "sha256")
-
 
 class Tables:
     """All tables; a new kind of record is added here. Without a store they seal and open only."""
 
-    def __init__(self, store: Store | None, *, record_key: bytes) -> None:
-        self.tenants = Table(store, "tenants", TenantRecord, record_key=record_key)
-        self.volumes = Table(store, "volumes", VolumeRecord, record_key=record_key)
-        self.requests = Table(store, "requests", RequestRecord, record_key=record_key)
-        self.holders = Table(store, "holders", HolderRecord, record_key=record_key)
-        self.grants = Table(store, "grants", GrantRecord, record_key=record_key)
-        self.instances = Table(store, "instances", InstanceRecord, record_key=record_key)
-        self.restores = Table(store, "restores", RestoreRecord, record_key=record_key)
-        self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
-        self.policies = Table(store, "policies", PolicyRecord, record_key=record_key)
-        self.policy_owners = Table(
-            store, "policy-owners", PolicyOwnersRecord, record_key=record_key
-        )
-        self.audit_heads = Table(store, "audit", AuditHeadRecord, record_key=record_key)
-        self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
-        self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
-        self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
-        self.stated = Table(store, "stated", StatedRecord, record_key=record_key)
-        self.whereabouts = Table(store, "whereabouts", WhereaboutsRecord, record_key=record_key)
-        self.devices = Table(store, "devices", DeviceRecord, record_key=record_key)
-        self.device_requests = Table(
-            store, "device-requests", DeviceRequestRecord, record_key=record_key
-        )
-        self.served = Table(store, "served", ServedRecord, record_key=record_key)
-        self.anchors = Table(store, "anchors", AnchorRecord, record_key=record_key)
-        self.held_keys = Table(store, "held-keys", HeldKeysRecord, record_key=record_key)
+    def __init__(self, store: Store | None, *, keys: RecordKeys) -> None:
+        self.tenants = Table(store, "tenants", TenantRecord, keys=keys)
+        self.volumes = Table(store, "volumes", VolumeRecord, keys=keys)
+        self.requests = Table(store, "requests", RequestRecord, keys=keys)
+        self.holders = Table(store, "holders", HolderRecord, keys=keys)
+        self.grants = Table(store, "grants", GrantRecord, keys=keys)
+        self.instances = Table(store, "instances", InstanceRecord, keys=keys)
+        self.restores = Table(store, "restores", RestoreRecord, keys=keys)
+        self.heads = Table(store, "heads", HeadRecord, keys=keys)
+        self.policies = Table(store, "policies", PolicyRecord, keys=keys)
+        self.policy_owners = Table(store, "policy-owners", PolicyOwnersRecord, keys=keys)
+        self.audit_heads = Table(store, "audit", AuditHeadRecord, keys=keys)
+        self.collateral = Table(store, "collateral", CollateralRecord, keys=keys)
+        self.clocks = Table(store, "clocks", ClockRecord, keys=keys)
+        self.nodes = Table(store, "nodes", NodeRecord, keys=keys)
+        self.stated = Table(store, "stated", StatedRecord, keys=keys)
+        self.whereabouts = Table(store, "whereabouts", WhereaboutsRecord, keys=keys)
+        self.devices = Table(store, "devices", DeviceRecord, keys=keys)
+        self.device_requests = Table(store, "device-requests", DeviceRequestRecord, keys=keys)
+        self.served = Table(store, "served", ServedRecord, keys=keys)
+        self.anchors = Table(store, "anchors", AnchorRecord, keys=keys)
+        self.held_keys = Table(store, "held-keys", HeldKeysRecord, keys=keys)
 
     def opened(self, entry: Entry) -> tuple[Table[Any], Stored[Any]]:
         """Return an entry's record and its table; errors of `Table.get` for one of no table."""

@@ -17,10 +17,11 @@ from sealane.crypto.keys import KeyWrapper, new_key
 from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import (
     AUTHORITY_KEY,
+    AuthorityNaming,
     authority_entry,
     check_has,
     new_authority,
-    opened_authority,
+    opened_signer,
     parse_authority,
     same_authority,
 )
@@ -65,10 +66,9 @@ class Registry(Tables):
         keys: Keyring,
         *,
         authorities: Authorities,
-        record_key: bytes,
         opened_with: bytes,
     ) -> None:
-        super().__init__(store, record_key=record_key)
+        super().__init__(store, keys=store.record_keys)
         self.store = store
         self.authorities = authorities
         self.keys = keys
@@ -110,12 +110,12 @@ class Registry(Tables):
             )
         record = parse_authority(entry)
         check_has(keys.ids, [record.key_id, record.previous_key_id])
-        authority, record_key, key_id = opened_authority(record, keys)
-        checked = await CheckedStore.open(store, record_key=record_key)
-        authorities = await asyncio.to_thread(Authorities, record, keys, authority)
-        return cls(
-            checked, keys, authorities=authorities, record_key=record_key, opened_with=key_id
+        authority, key_id = opened_signer(
+            record.wrapped_key, record.certificate, keys, key_id=record.key_id
         )
+        checked = await CheckedStore.open(store, AuthorityNaming(keys))
+        authorities = await asyncio.to_thread(Authorities, record, keys, authority)
+        return cls(checked, keys, authorities=authorities, opened_with=key_id)
 
     @property
     def authority(self) -> CertificateAuthority:

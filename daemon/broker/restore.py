@@ -41,6 +41,7 @@ from sealane.daemon.broker.store.contract import (
     Store,
 )
 from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.daemon.broker.store.record_keys import RecordKeys
 from sealane.daemon.broker.store.sqlite import SCHEMA_VERSION, SqliteStore
 from sealane.daemon.broker.store.state import SetHash, State
 from sealane.daemon.config import BrokerConfig, Config
@@ -221,17 +222,17 @@ def _checked(
     keys = Keyring(open_keys(broker))
     try:
         check_has(keys.ids, [record.key_id, record.previous_key_id])
-        authority, record_key, key_id = opened_authority(record, keys)
+        authority, named, key_id = opened_authority(record, keys)
     finally:
         keys.close()
     if anchor_digest(authority.certificate) != anchor_digest(anchor):
         raise VerificationError(
             "broker.snapshot.anchor", "the snapshot has the authority of other brokers"
         )
-    hashes = SetHash(record_key)
+    hashes = SetHash(named.present)
     state = hashes.state_of(entries, revision=header.revision)
     previous = [] if record.previous_key_id == UNNAMED else [record.previous_key_id]
-    return hashes, Tables(None, record_key=record_key), state, (key_id, *previous)
+    return hashes, Tables(None, keys=RecordKeys(named)), state, (key_id, *previous)
 
 
 def _check_instance(broker: BrokerConfig, revision: Revision) -> None:

@@ -19,7 +19,6 @@ with two other keys can't both begin: for the second, another rotation is in pro
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -33,6 +32,7 @@ from sealane.daemon.broker.authority import (
     rewrapped_authority,
     same_authority,
 )
+from sealane.daemon.broker.continuing import Continuing
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.keyring import UNNAMED
 from sealane.daemon.broker.records import (
@@ -50,8 +50,6 @@ from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
-REFRESH_SECONDS: Final = 5.0
-"""How often each broker looks whether records are to be wrapped again."""
 BATCH_RECORDS: Final = 32
 """Records that one commit wraps again."""
 
@@ -105,9 +103,8 @@ class Rewrapping:
         self._cover = cover
         self._audit = audit
         self._left = metrics.broker.records_under_previous_key
-        self._wanted = asyncio.Event()
         self._changing = asyncio.Lock()
-        self._failure = ""
+        self._continuing = Continuing(self.proceed, event="keys_not_rewrapped")
 
     async def announce(self, keys: Sequence[KeyWrapper] | None = None) -> None:
         """Write down which keys this broker has, and have only `keys` from now on, if given.
@@ -148,7 +145,7 @@ class Rewrapping:
         begun = await self._registry.settle(lambda: self._attempt_begin(intended, gone))
         if begun:
             await self._cover(begun)
-        self._wanted.set()
+        self._continuing.want()
 
     def _other_key(self, record: AuthorityRecord) -> bytes:
         """Return the id of the key to rotate to: the current one if a rotation is in progress.
@@ -240,17 +237,7 @@ class Rewrapping:
 
         A broker that starts, or that another one left alone, continues what it finds.
         """
-        while True:
-            self._wanted.clear()
-            try:
-                await self.proceed()
-                self._failure = ""
-            except (UnavailableError, UsageError) as error:
-                self._failure = f"{error.args[0]} [{error.reason}]"
-                get_logger().error("keys_not_rewrapped", reason=error.reason, message=error.args[0])
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_SECONDS):
-                    await self._wanted.wait()
+        await self._continuing.keep()
 
     async def proceed(self) -> None:
         """Wrap all records again if a rotation is in progress, and finish it.
@@ -401,7 +388,7 @@ class Rewrapping:
                 name: (nodes.get(name, ""), brokers.get(name, ()))
                 for name in sorted({*nodes, *brokers})
             },
-            failure=self._failure,
+            failure=self._continuing.failure,
         )
 
     async def _note(self, outcome: Literal["granted", "done"], record: AuthorityRecord) -> None:

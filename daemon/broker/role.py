@@ -68,6 +68,7 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
     store, rewrapping = broker.registry.store, opened.rewrapping
     spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
     spawn("broker-rewrapping", rewrapping.keep())
+    spawn("broker-record-key", opened.record_keys.keep())
     spawn("broker-store", end_with(store))
     spawn("broker-health", keep_health(store, partial(context.report, STORE_SERVICES)))
     spawn(
@@ -154,7 +155,10 @@ def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleC
         broker.registry, node=context.config.node.name, audit=broker.audit, metrics=context.metrics
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(
-        OperatorServicer(broker, opened.rewrapping, opened.succession, snapshots), local
+        OperatorServicer(
+            broker, opened.rewrapping, opened.record_keys, opened.succession, snapshots
+        ),
+        local,
     )
     books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
     devices_pb2_grpc.add_DeviceRegistryServicer_to_server(DeviceRegistryServicer(books), local)

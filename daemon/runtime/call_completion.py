@@ -60,7 +60,12 @@ _METHODS: Final = {
         "ReportTakeOver",
     ),
     "DeviceRegistry": ("InitializeDevice", "MoveDevice", "ForgetDevice"),
-    "Operator": ("RotateVolumeKey", "RotateEncryptionKey", "ReplaceAuthority"),
+    "Operator": (
+        "RotateVolumeKey",
+        "RotateEncryptionKey",
+        "RotateRecordKey",
+        "ReplaceAuthority",
+    ),
     "Policies": ("ApplyPolicy", "ReplacePolicyOwners", "ResetPolicyOwners"),
     "Membership": ("RevokeNode", "RestoreNode"),
 }

@@ -86,7 +86,7 @@ CALL_CLASSES: Final[Mapping[str, CallClass]] = dict(
         _rows(
             _OPERATE,
             "sealane.v1.Operator",
-            "RotateVolumeKey RotateEncryptionKey ReplaceAuthority TakeSnapshot",
+            "RotateVolumeKey RotateEncryptionKey RotateRecordKey ReplaceAuthority TakeSnapshot",
         ),
         _rows(_READ, "sealane.v1.DeviceRegistry", "ListDevices GetDevice"),
         _rows(_OPERATE, "sealane.v1.DeviceRegistry", "InitializeDevice MoveDevice ForgetDevice"),

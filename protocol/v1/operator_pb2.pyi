@@ -42,6 +42,26 @@ class RotateEncryptionKeyRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class RotateRecordKeyRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Of the key to be replaced, so that a call that is repeated after the end begins no second
+    replacement.
+    """
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class GetEncryptionKeysRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -66,6 +86,10 @@ class EncryptionKeys(message.Message):
     LEFT_FIELD_NUMBER: builtins.int
     BROKERS_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    RECORD_KEY_NUMBER_FIELD_NUMBER: builtins.int
+    IS_RECORD_KEY_ROTATING_FIELD_NUMBER: builtins.int
+    LEFT_UNDER_PREVIOUS_RECORD_KEY_FIELD_NUMBER: builtins.int
+    RECORD_KEY_FAILURE_FIELD_NUMBER: builtins.int
     key_id: builtins.bytes
     """of the key that new keys are wrapped under"""
     previous_key_id: builtins.bytes
@@ -76,6 +100,13 @@ class EncryptionKeys(message.Message):
     """of these, still under the previous key"""
     failure: builtins.str
     """why the answering broker could not go on; empty: nothing"""
+    record_key_number: builtins.int
+    """of the key for the MACs of records: its replacements so far"""
+    is_record_key_rotating: builtins.bool
+    """records are still accepted under the key before"""
+    left_under_previous_record_key: builtins.int
+    record_key_failure: builtins.str
+    """as `failure`, for the replacement of the record key"""
     @builtins.property
     def own_key_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """that the answering broker has"""
@@ -97,10 +128,14 @@ class EncryptionKeys(message.Message):
         left: builtins.int = ...,
         brokers: abc.Iterable[BrokerKeys] | None = ...,
         failure: builtins.str = ...,
+        record_key_number: builtins.int = ...,
+        is_record_key_rotating: builtins.bool = ...,
+        left_under_previous_record_key: builtins.int = ...,
+        record_key_failure: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["brokers", b"brokers", "failure", b"failure", "key_id", b"key_id", "left", b"left", "own_key_ids", b"own_key_ids", "previous_key_id", b"previous_key_id", "records", b"records", "retired_key_ids", b"retired_key_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["brokers", b"brokers", "failure", b"failure", "is_record_key_rotating", b"is_record_key_rotating", "key_id", b"key_id", "left", b"left", "left_under_previous_record_key", b"left_under_previous_record_key", "own_key_ids", b"own_key_ids", "previous_key_id", b"previous_key_id", "record_key_failure", b"record_key_failure", "record_key_number", b"record_key_number", "records", b"records", "retired_key_ids", b"retired_key_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

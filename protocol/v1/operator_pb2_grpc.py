@@ -61,6 +61,11 @@ class OperatorStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
                 _registered_method=True)
+        self.RotateRecordKey = channel.unary_unary(
+                '/sealane.v1.Operator/RotateRecordKey',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateRecordKeyRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+                _registered_method=True)
         self.ReplaceAuthority = channel.unary_unary(
                 '/sealane.v1.Operator/ReplaceAuthority',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ReplaceAuthorityRequest.SerializeToString,
@@ -118,6 +123,14 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateRecordKey(self, request, context):
+        """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
+        themselves; GetEncryptionKeys shows how far they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReplaceAuthority(self, request, context):
         """Takes the next step of a replacement of the brokers' authority; idempotent.
         """
@@ -164,6 +177,11 @@ def add_OperatorServicer_to_server(servicer, server):
             'GetEncryptionKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEncryptionKeys,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
+            ),
+            'RotateRecordKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateRecordKey,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateRecordKeyRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
             ),
             'ReplaceAuthority': grpc.unary_unary_rpc_method_handler(
@@ -318,6 +336,33 @@ class Operator:
             target,
             '/sealane.v1.Operator/GetEncryptionKeys',
             sealane_dot_protocol_dot_v1_dot_operator__pb2.GetEncryptionKeysRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateRecordKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/RotateRecordKey',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateRecordKeyRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
             options,
             channel_credentials,

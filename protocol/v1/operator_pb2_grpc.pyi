@@ -46,6 +46,10 @@ class OperatorStub:
     Brokers continue by themselves; GetEncryptionKeys shows how far they are.
     """
     GetEncryptionKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]
+    RotateRecordKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateRecordKeyRequest, _operator_pb2.EncryptionKeys]
+    """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
+    themselves; GetEncryptionKeys shows how far they are.
+    """
     ReplaceAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReplaceAuthorityRequest, _operator_pb2.Authorities]
     """Takes the next step of a replacement of the brokers' authority; idempotent."""
     GetAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetAuthoritiesRequest, _operator_pb2.Authorities]
@@ -70,6 +74,10 @@ class OperatorAsyncStub(OperatorStub):
     Brokers continue by themselves; GetEncryptionKeys shows how far they are.
     """
     GetEncryptionKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetEncryptionKeysRequest, _operator_pb2.EncryptionKeys]  # type: ignore[assignment]
+    RotateRecordKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateRecordKeyRequest, _operator_pb2.EncryptionKeys]  # type: ignore[assignment]
+    """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
+    themselves; GetEncryptionKeys shows how far they are.
+    """
     ReplaceAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReplaceAuthorityRequest, _operator_pb2.Authorities]  # type: ignore[assignment]
     """Takes the next step of a replacement of the brokers' authority; idempotent."""
     GetAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetAuthoritiesRequest, _operator_pb2.Authorities]  # type: ignore[assignment]
@@ -121,6 +129,16 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.GetEncryptionKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EncryptionKeys, _abc.Awaitable[_operator_pb2.EncryptionKeys]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateRecordKey(
+        self,
+        request: _operator_pb2.RotateRecordKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.EncryptionKeys, _abc.Awaitable[_operator_pb2.EncryptionKeys]]:
+        """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
+        themselves; GetEncryptionKeys shows how far they are.
+        """
 
     @_abc_1.abstractmethod
     def ReplaceAuthority(

@@ -27,13 +27,18 @@ from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import COUNTER_END, SECTOR_COUNTERS, CounterRange
+from sealane.daemon.broker.authority import AUTHORITY_KEY, opened_record_keys, parse_authority
 from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.keyring import Keyring
+from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
 from sealane.daemon.broker.records import GrantRecord, HeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.checked import CheckedStore
-from sealane.daemon.broker.store.contract import STATE_KEY
+from sealane.daemon.broker.store.contract import STATE_KEY, Entry
 from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.daemon.broker.store.record_keys import RecordKeys
+from sealane.daemon.broker.store.state import SetHash
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import (
     Error,
@@ -108,9 +113,17 @@ class World:
     """The state of one run."""
 
     def __init__(
-        self, seed: int, *, brokers: int = 2, gateways: int = 3, expects_refusal: bool = True
+        self,
+        seed: int,
+        *,
+        brokers: int = 2,
+        gateways: int = 3,
+        expects_refusal: bool = True,
+        replaces_keys: bool = False,
     ) -> None:
         self.draw = random.Random(seed)
+        self.replaces_keys = replaces_keys
+        self.key_states: set[tuple[int, bool]] = set()
         self.expects_refusal = expects_refusal
         self.etcd = SimulatedEtcd(self.draw)
         self.ledger = Ledger()
@@ -150,6 +163,8 @@ class World:
             self._check_claim(broker, must_refuse=must_refuse)
             self.ledger.start((broker.instance, instance.arena.start_epoch))
             broker.service = BrokerService(registry, instance, audit=MemoryAudit(), metrics=METRICS)
+            if self.replaces_keys:
+                process.spawn(self._replace_keys(registry, instance))
             await instance.keep_anchored(seconds=5)
         except UnavailableError:
             pass  # The machine restarts it.
@@ -163,6 +178,40 @@ class World:
                 await broker.service.close()
             if registry is not None:
                 await registry.close()
+
+    async def _replace_keys(self, registry: Registry, instance: Instance) -> None:
+        """Act as the operator, who replaces the record key, and as the broker, which continues."""
+        rotation = RecordKeyRotation(registry, cover=instance.cover, audit=MemoryAudit())
+        while registry.store.failure is None:
+            await asyncio.sleep(self.draw.random())
+            with contextlib.suppress(Error):
+                if self.draw.random() < 0.5:
+                    await rotation.begin((await rotation.progress()).number)
+                await rotation.proceed()
+
+    def check_record_keys(self) -> None:
+        """Check that every record is under a key in use, and the state under the present one."""
+        entries = {
+            key.decode().removeprefix("/s/data/"): entry.value
+            for key, entry in self.etcd.entries.items()
+            if key.startswith(b"/s/data/")
+        }
+        if AUTHORITY_KEY not in entries:
+            return
+        authority = parse_authority(Entry(AUTHORITY_KEY, entries[AUTHORITY_KEY], 0))
+        named = opened_record_keys(authority, Keyring([WrappingKey(KEK)]))
+        self.key_states.add((named.number, named.previous is not None))
+        keys = RecordKeys(named)
+        for key, value in entries.items():
+            if key not in {STATE_KEY, AUTHORITY_KEY}:
+                self._guarded_error(lambda key=key, value=value: keys.opened(key, value))  # type: ignore[misc]
+        self._guarded_error(lambda: SetHash(named.present).state_of(entries, revision=1))
+
+    def _guarded_error(self, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except VerificationError as error:
+            raise Violation(f"{error.reason}: {error}") from error
 
     def is_behind(self, broker: Broker) -> bool:
         """Return whether the store was rolled back to before this broker's last head."""
@@ -520,6 +569,8 @@ class World:
     def _raise(self) -> None:
         if self.violation is not None:
             raise self.violation
+        if self.replaces_keys:
+            self.check_record_keys()
         put_back = set(self.put_back_to)
         for broker in self.brokers:
             if broker.refused == "broker.store.rolled_back" and broker.instance in (
@@ -596,11 +647,13 @@ def _head(saved: Saved, instance: int) -> int:
     return 0 if entry is None else HeadRecord.model_validate_json(entry.value[32:]).number
 
 
-def attack_a_record(seed: int, *, kills: int, running: bool, brokers: int = 2) -> str:
+def attack_a_record(
+    seed: int, *, kills: int, running: bool, brokers: int = 2, replaces_keys: bool = False
+) -> str:
     """Run one world up to an adversary's change of a record; see `World`."""
     before = random.getstate()
     random.seed(seed)
-    world = World(seed, brokers=brokers)
+    world = World(seed, brokers=brokers, replaces_keys=replaces_keys)
     try:
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(world.draw)) as runner:
             return runner.run(world.attack_a_record(kills=kills, running=running))
@@ -609,13 +662,21 @@ def attack_a_record(seed: int, *, kills: int, running: bool, brokers: int = 2) -
 
 
 def run(
-    seed: int, *, kills: int, put_backs: int = 0, brokers: int = 2, expects_refusal: bool = True
+    seed: int,
+    *,
+    kills: int,
+    put_backs: int = 0,
+    brokers: int = 2,
+    expects_refusal: bool = True,
+    replaces_keys: bool = False,
 ) -> World:
     """Run one world to its end; deterministic for a given seed."""
     draw = random.Random(seed)
     before = random.getstate()
     random.seed(seed)
-    world = World(seed, brokers=brokers, expects_refusal=expects_refusal)
+    world = World(
+        seed, brokers=brokers, expects_refusal=expects_refusal, replaces_keys=replaces_keys
+    )
     try:
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(draw)) as runner:
             runner.run(world.run(kills=kills, put_backs=put_backs))

@@ -20,6 +20,7 @@ from sealane.daemon.broker.store.contract import (
     Entry,
     Store,
 )
+from sealane.daemon.broker.store.record_keys import FixedKey
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.store.state import SetHash
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -53,7 +54,7 @@ async def opened(store: Store) -> AsyncIterator[Opener]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def open_one() -> CheckedStore:
-            made = await CheckedStore.open(store, record_key=KEY)
+            made = await CheckedStore.open(store, FixedKey(KEY))
             stack.push_async_callback(made._tasks.close)
             return made
 
@@ -177,7 +178,7 @@ async def test_change_that_no_state_follows_ends_a_broker_that_uses_nothing(
 async def test_state_record_that_was_exchanged_is_noticed(tmp_path: Path) -> None:
     inner = SqliteStore(tmp_path / "b.sqlite")
     await inner.commit(puts={STATE_KEY: SetHash(KEY).first({})})
-    store = await CheckedStore.open(inner, record_key=KEY)
+    store = await CheckedStore.open(inner, FixedKey(KEY))
     older = await inner.get(STATE_KEY)
     assert older is not None
     await store.commit(puts={"a": b"1"})
@@ -229,7 +230,7 @@ class Forgetful(SqliteStore):
 async def test_commit_of_unknown_outcome_is_heard_of_by_the_watch(tmp_path: Path) -> None:
     inner = Forgetful(tmp_path / "b.sqlite")
     await inner.commit(puts={STATE_KEY: SetHash(KEY).first({})})
-    store = await CheckedStore.open(inner, record_key=KEY)
+    store = await CheckedStore.open(inner, FixedKey(KEY))
     inner.loses = True
     with pytest.raises(UnavailableError):
         await store.commit(puts={"a": b"1"})
@@ -295,7 +296,7 @@ async def test_inspections_take_turns_through_all_records(
     monkeypatch.setattr(module, "INSPECTED_ENTRIES", 4)
     inner = SqliteStore(tmp_path / "b.sqlite")
     await inner.commit(puts={STATE_KEY: SetHash(KEY).first({})})
-    store = await CheckedStore.open(inner, record_key=KEY)
+    store = await CheckedStore.open(inner, FixedKey(KEY))
     for number in range(10):
         await store.commit(puts={f"k{number}": b"1"})
     for _ in range(4):

@@ -12,6 +12,7 @@ from brokers import Count, start_broker
 from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import START_EPOCH_MAX
 from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.records import HeadRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Compare
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -182,8 +183,8 @@ async def test_head_that_is_gone_ends_the_broker(disk: Disk) -> None:
     await instance.inspect()
     head = await registry.heads.get("00003")
     assert head is not None
-    # A store rolled back while the broker runs has an older head of it, or none.
-    await registry.commit(puts=registry.heads.sealed("00003", head.record))
+    # A store rolled back while the broker runs has another head of it, or none.
+    await registry.commit(puts=registry.heads.sealed("00003", _other(head.record)))
     for call in (instance.inspect(), instance.anchor(), instance.cover(await store.revision())):
         with pytest.raises(VerificationError) as caught:
             await call
@@ -191,6 +192,26 @@ async def test_head_that_is_gone_ends_the_broker(disk: Disk) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(VerificationError):
             await instance.keep_anchored(seconds=0)
+    await registry.close()
+
+
+def _other(record: HeadRecord) -> HeadRecord:
+    return record.model_copy(update={"number": record.number + 5})
+
+
+async def test_head_may_be_stored_again_with_another_mac(disk: Disk) -> None:
+    """Another broker does that when the record key is replaced."""
+    _, instance, registry = await start_broker(
+        SqliteStore(disk.path), starts=disk.starts, heads=disk.heads
+    )
+    for work in (instance.inspect, instance.anchor):
+        head = await registry.heads.get("00003")
+        assert head is not None
+        await registry.commit(puts=registry.heads.sealed("00003", head.record))
+        await work()
+    head = await registry.heads.get("00003")
+    assert head is not None
+    assert head.record.number == disk.heads.value
     await registry.close()
 
 
@@ -319,7 +340,7 @@ async def test_head_of_an_unknown_outcome_must_be_the_one_that_was_attempted(dis
     with pytest.raises(UnavailableError):
         await instance.anchor()
     store.is_forgetful, store.is_idle = False, False
-    await registry.commit(puts=registry.heads.sealed("00003", head.record))
+    await registry.commit(puts=registry.heads.sealed("00003", _other(head.record)))
     for call in (instance.inspect(), instance.anchor()):
         with pytest.raises(VerificationError) as caught:
             await call

@@ -31,6 +31,7 @@ from sealane.daemon.broker.records import AnchorRecord, AuthorityRecord, Tables,
 from sealane.daemon.broker.registry import Registry, with_state
 from sealane.daemon.broker.restored import KEY_EPOCHS_AHEAD
 from sealane.daemon.broker.store.contract import Entry
+from sealane.daemon.broker.store.record_keys import RecordKeys
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import UsageError
 from sealane.protocol.kinds import AnchorKind
@@ -149,8 +150,8 @@ class Model:
         self._path = self._directory / f"{self.restores}.sqlite"
         self._counters = {}
         record = AuthorityRecord.model_validate_json(entries[AUTHORITY_KEY])
-        _, record_key, _ = opened_authority(record, Keyring([WrappingKey(bytes(32))]))
-        tables = Tables(None, record_key=record_key)
+        _, named, _ = opened_authority(record, Keyring([WrappingKey(bytes(32))]))
+        tables = Tables(None, keys=RecordKeys(named))
         revision = restored.revised(
             entries,
             tables,
@@ -162,7 +163,7 @@ class Model:
         )
         self._check(revision.entries, tables)
         store = SqliteStore(self._path)
-        await store.commit(puts=with_state(dict(revision.entries), record_key))
+        await store.commit(puts=with_state(dict(revision.entries), named.present))
         await store.close()
 
     def count_repeated(self) -> int:

@@ -18,6 +18,10 @@ How it works:
   change.
 * **Watch**: a change without the state that follows it was not made by a broker.
 * **Compacted history**: a scan replaces the memory; its state must not be older than the memory's.
+* **Another record key** (`replace_key`): one commit replaces the key and the state, whose tag and
+  hashes are under the new key from then on. Who makes it has scanned all entries under both keys
+  and followed each change since. Another broker that meets such a commit, which must follow the
+  state in its memory, scans everything under the new key.
 
 A change by anyone but a broker is fatal: the store fails with `broker.store.rolled_back`, as does
 every later call, and the broker ends.
@@ -28,12 +32,11 @@ import contextlib
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from sealane.daemon.broker.store.batch import Batch, Commit
 from sealane.daemon.broker.store.contract import (
-    COMMIT_BYTES_MAX,
-    COMMIT_CHANGES_MAX,
     PAGE_ENTRIES_MAX,
     STATE_KEY,
     Change,
@@ -46,6 +49,8 @@ from sealane.daemon.broker.store.contract import (
     check_page,
     end_of,
 )
+from sealane.daemon.broker.store.rebinding import Rebinding
+from sealane.daemon.broker.store.record_keys import KeyNaming, NamedKeys, RecordKeys
 from sealane.daemon.broker.store.state import Known, SetHash, State, without_state
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
@@ -64,53 +69,27 @@ _NAMED_KEYS_MAX: Final = 4
 _Read = TypeVar("_Read")
 
 
-@dataclass(slots=True)
-class _Commit:
-    compares: tuple[Compare, ...]
-    puts: Mapping[str, bytes]
-    deletes: tuple[str, ...]
-    outcome: "asyncio.Future[int | None]"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan:
+    """All entries as of `revision`; `digests` are those under the key of a rebinding, if any."""
 
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.puts.values()))
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Commits that are merged into one."""
-
-    commits: list[_Commit] = field(default_factory=list)
-    compares: dict[str, Compare] = field(default_factory=dict)
-    changes: dict[str, bytes | None] = field(default_factory=dict)
-    size: int = 0
-
-    def takes(self, commit: _Commit) -> bool:
-        """Return whether `commit` fits into the batch and is independent of its changes."""
-        keys = {*commit.puts, *commit.deletes, *(c.key for c in commit.compares)}
-        changed = {*commit.puts, *commit.deletes}
-        return (
-            not (keys & self.changes.keys())
-            and not (changed & self.compares.keys())
-            and len(self.changes) + len(changed) <= COMMIT_CHANGES_MAX
-            and len(self.compares) + len(commit.compares) <= COMMIT_CHANGES_MAX
-            and self.size + commit.size <= COMMIT_BYTES_MAX
-        )
-
-    def add(self, commit: _Commit, *, deletes: Sequence[str]) -> None:
-        """Add `commit`; of its deletes only `deletes` change anything."""
-        self.commits.append(commit)
-        self.compares |= {compare.key: compare for compare in commit.compares}
-        self.changes |= {**commit.puts, **dict.fromkeys(deletes)}
-        self.size += commit.size
+    known: dict[str, Known]
+    state: State
+    revision: int
+    named: NamedKeys
+    digests: dict[str, int]
 
 
 class CheckedStore:
     """One broker's checked view of `inner`, which it closes. Made by `open`."""
 
-    def __init__(self, inner: Store, hashes: SetHash) -> None:
+    def __init__(self, inner: Store, naming: KeyNaming, named: NamedKeys) -> None:
         self._inner = inner
-        self._hashes = hashes
+        self._naming = naming
+        self.record_keys = RecordKeys(named)
+        """The keys for the MACs of records, as of the state in memory."""
+        self._hashes = SetHash(named.present)
+        self._rebinding: Rebinding | None = None
         self._known: dict[str, Known] = {}
         self._keys: list[str] = []  # of `_known`, sorted
         self._state = State(number=0, count=0, total=0, tag=b"", revision=0)
@@ -122,17 +101,19 @@ class CheckedStore:
         self._failed = asyncio.Event()
         self._trouble = asyncio.Event()
         self._failure: Error | None = None
-        self._waiting: deque[_Commit] = deque()
+        self._waiting: deque[Commit] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._tasks = TaskOwner()
 
     @classmethod
-    async def open(cls, inner: Store, *, record_key: bytes) -> "CheckedStore":
-        """Read and check all of `inner`.
+    async def open(cls, inner: Store, naming: KeyNaming) -> "CheckedStore":
+        """Read and check all of `inner`, under the record key that `naming` finds in it.
 
-        VerificationError `broker.store.rolled_back`: its records are not what brokers left.
+        VerificationError `broker.store.rolled_back`: its records are not what brokers left; and the
+        errors of `KeyNaming.named`.
         """
-        store = cls(inner, SetHash(record_key))
+        entry = await inner.get(naming.key)
+        store = cls(inner, naming, await naming.named(b"" if entry is None else entry.value))
         await store._read_all()
         store._tasks.start(store._follow(), name="store-watch")
         return store
@@ -224,8 +205,11 @@ class CheckedStore:
                 if error.reason != "broker.store.compacted":
                     raise
                 continue
+            # The record key may have been replaced before the scan or since.
+            named = await self._naming.named(entries.get(self._naming.key, b""))
+            hashes = SetHash(named.present)
             # Some 5 µs for each record, too long for one turn of the event loop.
-            state = await asyncio.to_thread(self._hashes.state_of, entries, revision=revision)
+            state = await asyncio.to_thread(hashes.state_of, entries, revision=revision)
             if state.number < least:
                 raise self._fail(_rolled_back(STATE_KEY))
             return entries, state
@@ -237,13 +221,50 @@ class CheckedStore:
         deletes: Sequence[str] = (),
     ) -> int | None:
         """See `Store`."""
+        return await self._commit(compares, puts, deletes)
+
+    async def replace_key(
+        self, named: NamedKeys, *, compares: Sequence[Compare], puts: Mapping[str, bytes]
+    ) -> int | None:
+        """Commit `puts`, which name these keys, and bind all records by the present one from then.
+
+        None: a compare failed, or too much has changed meanwhile; nothing was changed. One call at
+        a time.
+        """
+        self._check()
+        least = self._state.number
+        rebinding = self._rebinding = Rebinding(named)
+        try:
+            scan = await self._scanned(rebinding)
+            if scan.state.number < least:
+                raise _rolled_back(STATE_KEY)
+            await self._reach(scan.state.revision)
+            rebinding.fill(scan.digests, revision=scan.state.revision)
+            return await self._commit(compares, puts, (), rebinding)
+        except VerificationError as error:
+            raise self._fail(error) from None
+        except UnavailableError as error:
+            if error.reason != "broker.store.compacted":
+                raise
+            return None
+        finally:
+            if self._rebinding is rebinding:
+                self._rebinding = None
+
+    async def _commit(
+        self,
+        compares: Sequence[Compare],
+        puts: Mapping[str, bytes] | None,
+        deletes: Sequence[str],
+        rebinding: Rebinding | None = None,
+    ) -> int | None:
         puts = dict(puts or {})
         check_commit(compares, puts, deletes)
         if STATE_KEY in puts or STATE_KEY in deletes:
             raise UsageError("broker.store.key", f"{STATE_KEY} is reserved for the store")
         self._check()
         outcome = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Commit(tuple(compares), puts, tuple(deletes), outcome))
+        self._waiting.append(Commit(tuple(compares), puts, tuple(deletes), outcome, rebinding))
         if self._writing is None or self._writing.done():
             # In a task of its own: cancelling one caller must not cancel others' commits.
             self._writing = self._tasks.start(self._write(), name="store-commits")
@@ -349,24 +370,22 @@ class CheckedStore:
             # The caller may have seen more than the memory has.
             await self._catch_up(self._state)
             if not self._holds(first):
-                self._waiting.popleft()
-                _answer(first, None)
+                self._waiting.popleft().answer(None)
                 return
         batch = self._next_batch()
         if not batch.changes:
             for _ in batch.commits:
-                _answer(self._waiting.popleft(), self._state.revision)
+                self._waiting.popleft().answer(self._state.revision)
             return
-        before = self._state
-        removed = [known for key in batch.changes if (known := self._known.get(key)) is not None]
-        added = {
-            key: self._hashes.digest(key, value)
-            for key, value in batch.changes.items()
-            if value is not None
-        }
-        after, sealed = self._hashes.next(
-            before, removed=removed, added=added.values(), growth=len(added) - len(removed)
-        )
+        before, rebinding = self._state, first.rebinding
+        changes = {key: self._renewed(key, value) for key, value in batch.changes.items()}
+        digests: dict[str, int] = {}
+        if rebinding is None:
+            added, after, sealed = self._next(changes)
+        else:
+            digests = rebinding.after(changes)
+            added = {key: digests[key] for key in changes if key in digests}
+            after, sealed = rebinding.hashes.rebound(before, digests.values())
         if len(self._own) >= UNFOLLOWED_COMMITS_MAX:
             raise UnavailableError(
                 "broker.store.timeout", f"the watch is {len(self._own)} commits behind"
@@ -374,8 +393,8 @@ class CheckedStore:
         revision = await self._ask(
             self._inner.commit(
                 [Compare(STATE_KEY, before.revision), *batch.compares.values()],
-                {STATE_KEY: sealed, **{k: v for k, v in batch.changes.items() if v is not None}},
-                [key for key, value in batch.changes.items() if value is None],
+                {STATE_KEY: sealed, **{k: v for k, v in changes.items() if v is not None}},
+                [key for key, value in changes.items() if value is None],
             )
         )
         if revision is None:
@@ -386,19 +405,48 @@ class CheckedStore:
             return
         if revision > self._state.revision:
             self._own.add(revision)
-            self._apply(batch.changes, added, after, revision)
+            if rebinding is not None:
+                self._rebind(rebinding, digests)
+            self._apply(changes, added, after, revision)
         for _ in batch.commits:
-            _answer(self._waiting.popleft(), revision)
+            self._waiting.popleft().answer(revision)
 
-    def _next_batch(self) -> _Batch:
-        batch = _Batch()
+    def _renewed(self, key: str, value: bytes | None) -> bytes | None:
+        """Return a value to put under the present record key, which callers may not know yet."""
+        if value is None or key == self._naming.key:
+            return value
+        return self.record_keys.renewed(key, value)
+
+    def _next(self, changes: Mapping[str, bytes | None]) -> tuple[dict[str, int], State, bytes]:
+        """Return the digests of what is put, the state after the changes, and its record."""
+        removed = [known for key in changes if (known := self._known.get(key)) is not None]
+        added = {k: self._hashes.digest(k, v) for k, v in changes.items() if v is not None}
+        after, sealed = self._hashes.next(
+            self._state, removed=removed, added=added.values(), growth=len(added) - len(removed)
+        )
+        return added, after, sealed
+
+    def _rebind(self, rebinding: Rebinding, digests: Mapping[str, int]) -> None:
+        """Have in memory what the commit of a rebinding has made true."""
+        self._rebinding = None
+        self._hashes = rebinding.hashes
+        self.record_keys.replace(rebinding.named)
+        self._known = {
+            key: Known(revision=known.revision, digest=digests[key])
+            for key, known in self._known.items()
+        }
+
+    def _next_batch(self) -> Batch:
+        batch = Batch()
         for commit in self._waiting:
             if batch.commits and not (batch.takes(commit) and self._holds(commit)):
                 break
             batch.add(commit, deletes=[key for key in commit.deletes if key in self._known])
         return batch
 
-    def _holds(self, commit: _Commit) -> bool:
+    def _holds(self, commit: Commit) -> bool:
+        if commit.rebinding is not None and commit.rebinding is not self._rebinding:
+            return False  # the memory was replaced, and the rebinding has not followed
         for compare in commit.compares:
             known = self._known.get(compare.key)
             if compare.revision != (0 if known is None else known.revision):
@@ -419,6 +467,11 @@ class CheckedStore:
         state: State,
         revision: int,
     ) -> None:
+        if self._rebinding is not None:
+            self._rebinding.change(changes, revision)
+        naming = changes.get(self._naming.key)
+        if naming is not None and not self._naming.names_previous(naming):
+            self.record_keys.forget_previous()
         for key in changes:
             digest = added.get(key)
             if digest is None:
@@ -452,7 +505,13 @@ class CheckedStore:
                 commits = self._inner.watch("", from_revision=self._followed + 1)
                 async with contextlib.aclosing(commits):  # type: ignore[type-var]
                     async for commit in commits:
-                        self._take_over(commit)
+                        try:
+                            self._take_over(commit)
+                        except VerificationError:
+                            if not await self._replaces_key(commit):
+                                raise
+                            await self._read_all()
+                            break
                         self._followed = commit[0].revision
             except UnavailableError as error:
                 if self._inner.failure is not None:
@@ -475,15 +534,26 @@ class CheckedStore:
             return
         changes = {change.key: change.value for change in commit}
         sealed = changes.pop(STATE_KEY, None)
-        removed = [known for key in changes if (known := self._known.get(key)) is not None]
-        added = {k: self._hashes.digest(k, v) for k, v in changes.items() if v is not None}
-        state, expected = self._hashes.next(
-            self._state, removed=removed, added=added.values(), growth=len(added) - len(removed)
-        )
+        added, state, expected = self._next(changes)
         # It has no state, a foreign one, or one not newer than the memory's.
         if sealed != expected:
             raise _rolled_back(", ".join([*changes][:_NAMED_KEYS_MAX]))
         self._apply(changes, added, state, revision)
+
+    async def _replaces_key(self, commit: Sequence[Change]) -> bool:
+        """Return whether a commit names the next record key: then everything is to be read again.
+
+        Only that shows whether brokers made it: its state is under a key that no digest in memory
+        was made with.
+        """
+        value = next((each.value for each in commit if each.key == self._naming.key), None)
+        if value is None:
+            return False
+        named = await self._naming.named(value)
+        if commit[0].revision <= self._state.revision:
+            return True  # an own one, whose answer has come meanwhile
+        present = self.record_keys.named
+        return named.number == present.number + 1 and named.previous == present.present
 
     async def _begin_again(self) -> None:
         try:
@@ -496,11 +566,12 @@ class CheckedStore:
         """Read and check everything, and use it as the memory unless the memory is newer by now."""
         while True:
             try:
-                known, state, revision = await self._scanned()
+                scan = await self._scanned()
             except UnavailableError as error:
                 if error.reason != "broker.store.compacted":
                     raise
                 continue
+            state = scan.state
             if state.revision < self._state.revision:
                 if state.number > self._state.number:
                     raise _rolled_back(STATE_KEY)
@@ -508,31 +579,49 @@ class CheckedStore:
             same = state.number == self._state.number
             if state.number < self._state.number or (same and state.tag != self._state.tag):
                 raise _rolled_back(STATE_KEY)
-            self._known, self._keys, self._followed = known, sorted(known), revision
-            self._own = {each for each in self._own if each > revision}
+            self._known, self._keys, self._followed = scan.known, sorted(scan.known), scan.revision
+            self._own = {each for each in self._own if each > scan.revision}
+            self._hashes, self._rebinding = SetHash(scan.named.present), None
+            self.record_keys.replace(scan.named)
             self._move(state, state.revision)
             return
 
-    async def _scanned(self) -> tuple[dict[str, Known], State, int]:
-        known: dict[str, Known] = {}
-        sealed: Entry | None = None
-        revision = 0
-        async for page in self._inner.scan():
-            revision = page.revision
-            for entry in page.entries:
-                if entry.key == STATE_KEY:
-                    sealed = entry
-                    continue
-                digest = self._hashes.digest(entry.key, entry.value)
-                known[entry.key] = Known(revision=entry.revision, digest=digest)
-            await asyncio.sleep(0)
-        if sealed is None:
-            raise without_state(len(known))
-        return (
-            known,
-            self._hashes.check(sealed.value, known.values(), revision=sealed.revision),
-            revision,
-        )
+    async def _scanned(self, rebinding: Rebinding | None = None) -> _Scan:
+        """Read and check all entries as of one revision, under the record key that they name.
+
+        VerificationError `broker.store.rolled_back`.
+        """
+        least = guess = self.record_keys.named
+        while True:
+            hashes = SetHash(guess.present)
+            known: dict[str, Known] = {}
+            digests: dict[str, int] = {}
+            sealed: Entry | None = None
+            naming = b""
+            revision = 0
+            async for page in self._inner.scan():
+                revision = page.revision
+                for entry in page.entries:
+                    if entry.key == STATE_KEY:
+                        sealed = entry
+                        continue
+                    if entry.key == self._naming.key:
+                        naming = entry.value
+                    digest = hashes.digest(entry.key, entry.value)
+                    known[entry.key] = Known(revision=entry.revision, digest=digest)
+                    if rebinding is not None:
+                        digests[entry.key] = rebinding.hashes.digest(entry.key, entry.value)
+                await asyncio.sleep(0)
+            if sealed is None:
+                raise without_state(len(known))
+            named = await self._naming.named(naming)
+            if named.number < least.number:
+                raise _rolled_back(self._naming.key)
+            if named.present != guess.present:
+                guess = named  # replaced since: the digests are to be made again
+                continue
+            state = hashes.check(sealed.value, known.values(), revision=sealed.revision)
+            return _Scan(known=known, state=state, revision=revision, named=named, digests=digests)
 
     # Failure
 
@@ -564,11 +653,6 @@ class CheckedStore:
             self._failed.set()
             self._wake()
         return error
-
-
-def _answer(commit: _Commit, revision: int | None) -> None:
-    if not commit.outcome.done():
-        commit.outcome.set_result(revision)
 
 
 def _rolled_back(what: str) -> VerificationError:

@@ -23,6 +23,7 @@ from sealane.daemon.broker.records import (
     instance_name,
 )
 from sealane.daemon.broker.registry import new_tenant, with_state
+from sealane.daemon.broker.store.record_keys import NamedKeys, RecordKeys
 from sealane.daemon.broker.store.sqlite import LEGACY_VERSIONS, SqliteStore
 from sealane.errors import VerificationError
 
@@ -60,7 +61,7 @@ async def _entries(
     # afterwards.
     wipe(wrapping.unwrap(_bytes(authority[0][0]), purpose="broker key", owner="broker"))
     key, wrapped_key = new_record_key(wrapping)
-    tables = Tables(store, record_key=key)
+    tables = Tables(store, keys=RecordKeys(NamedKeys(present=key)))
     modes = "mode, third_party" if store.version > 1 else "'', ''"
     filling = "fully_sealed, filling_gateway" if store.version > 3 else "0, ''"
     rows = await store.query(_VOLUMES.format(modes=modes, filling=filling))
