@@ -10,7 +10,6 @@ from broker.simulation import attack_a_record, run
 from sealane.daemon.broker import record_key_rotation
 from seeds import SEED
 
-
 pytestmark = pytest.mark.slow
 
 
