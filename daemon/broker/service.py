@@ -23,7 +23,7 @@ from sealane.daemon.broker.volume_access import (
     visible_volume,
     wrong_epoch,
 )
-from sealane.daemon.runtime.calls import page_limit, parse_uuid
+from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
@@ -154,6 +154,26 @@ class BrokerService:
         if volume_id is None:
             raise UsageError("volume.not_found", f"request {request} has registered no volume")
         return await self.descriptor(caller, str(volume_id))
+
+    async def descriptors_of(
+        self, caller: Subject, volume_ids: Sequence[str]
+    ) -> list[broker_pb2.SignedVolumeDescriptor]:
+        """Return the signed descriptors of those of these volumes that the caller may see.
+
+        UsageError `request.malformed`: an id is none, or there are more than `PAGE_SIZE_MAX`.
+        """
+        if len(volume_ids) > PAGE_SIZE_MAX:
+            raise UsageError(
+                "request.malformed", f"{len(volume_ids)} volume ids; allowed: {PAGE_SIZE_MAX}"
+            )
+        found = []
+        for volume_id in volume_ids:
+            try:
+                found.append(await self.descriptor(caller, volume_id))
+            except UsageError as error:
+                if error.reason != "volume.not_found":
+                    raise
+        return found
 
     async def descriptors(
         self, caller: Subject, *, page_size: int, page_token: str

@@ -142,9 +142,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         request: broker_pb2.ListVolumeDescriptorsRequest,
         context: Context,
     ) -> broker_pb2.ListVolumeDescriptorsResponse:
-        """Return a page of descriptors."""
+        """Return a page of descriptors, or those asked for."""
+        caller = self._caller(context)
+        if request.volume_ids:
+            found = await self._broker.descriptors_of(caller, request.volume_ids)
+            return broker_pb2.ListVolumeDescriptorsResponse(volumes=found)
         volumes, token = await self._broker.descriptors(
-            self._caller(context), page_size=request.page_size, page_token=request.page_token
+            caller, page_size=request.page_size, page_token=request.page_token
         )
         return broker_pb2.ListVolumeDescriptorsResponse(volumes=volumes, next_page_token=token)
 

@@ -33,6 +33,8 @@ class Attached:
     is_withdrawn: bool = False
     unlisted_target: str = ""
     """The target outside the configuration that its device has moved to, once reported."""
+    followed: broker_pb2.VolumeDescriptor | None = None
+    """The broker's newest descriptor that was applied."""
     following: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the newest descriptor is applied: each key epoch is entered once."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Collection
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -92,9 +93,15 @@ class BrokerClient:
         self, *, page_size: int, page_token: str
     ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
         """Return a page of verified descriptors and the next page's token."""
-        request = broker_pb2.ListVolumeDescriptorsRequest(
-            page_size=page_size or _PAGE_SIZE, page_token=page_token
+        return await self._page(
+            broker_pb2.ListVolumeDescriptorsRequest(
+                page_size=page_size or _PAGE_SIZE, page_token=page_token
+            )
         )
+
+    async def _page(
+        self, request: broker_pb2.ListVolumeDescriptorsRequest
+    ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
         page = await self._brokers.call(
             lambda channel: BrokerStub(channel).ListVolumeDescriptors(
                 request, timeout=_CALL_SECONDS
@@ -102,6 +109,18 @@ class BrokerClient:
         )
         anchors = self._identity.anchors
         return [open_descriptor(anchors, v) for v in page.volumes], page.next_page_token
+
+    async def descriptors_of(
+        self, volume_ids: Collection[str]
+    ) -> dict[str, broker_pb2.VolumeDescriptor]:
+        """Return the verified descriptors of those of these volumes that this gateway may see."""
+        found: dict[str, broker_pb2.VolumeDescriptor] = {}
+        request = broker_pb2.ListVolumeDescriptorsRequest(volume_ids=volume_ids)
+        while True:
+            page, request.page_token = await self._page(request)
+            found |= {each.volume_id: each for each in page if each.volume_id in volume_ids}
+            if not request.page_token:
+                return found
 
     async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Report to the broker that all sectors of a volume are sealed; return its descriptor."""

@@ -25,6 +25,8 @@ from sealane.protocol.v1 import broker_pb2
 
 KEY_EPOCH_POLL_SECONDS: Final = 10.0
 REFILL_POLL_SECONDS: Final = 1.0
+ASKED_AT_ONCE: Final = 100
+"""Volumes whose descriptors one call asks for."""
 
 
 @contextlib.asynccontextmanager
@@ -84,16 +86,43 @@ class Supply:
         while True:
             await asyncio.sleep(REFILL_POLL_SECONDS)
             is_due = monotonic_ns() - polled >= KEY_EPOCH_POLL_SECONDS * 1e9
+            changed: Collection[str] = ()
             if is_due:
                 polled = monotonic_ns()
+                changed = await self._changed()
             for volume_id, attached in [*self._attached.items()]:
                 try:
-                    if is_due and not attached.is_withdrawn:
+                    if volume_id in changed:
                         await self._follow(volume_id, attached)
                     if self._needs_refill(volume_id, attached):
                         await self._refill(volume_id, attached)
                 except Error as error:
                     self._events.report(volume_id, "supply_failed", reason=error.reason)
+
+    async def _changed(self) -> set[str]:
+        """Return the volumes whose descriptor isn't the one that was applied last.
+
+        Those that can't be asked about are reported.
+        """
+        asked = [each for each, attached in self._attached.items() if not attached.is_withdrawn]
+        changed = set()
+        for start in range(0, len(asked), ASKED_AT_ONCE):
+            chunk = asked[start : start + ASKED_AT_ONCE]
+            try:
+                found = await self._broker.descriptors_of(chunk)
+            except Error as error:
+                for volume_id in chunk:
+                    self._events.report(volume_id, "supply_failed", reason=error.reason)
+                continue
+            for volume_id in chunk:
+                attached = self._attached.get(volume_id)
+                if attached is None:
+                    continue
+                # A target that isn't listed may be by now.
+                is_new = volume_id not in found or found[volume_id] != attached.followed
+                if is_new or attached.unlisted_target:
+                    changed.add(volume_id)
+        return changed
 
     async def follow(self, volume_id: str) -> None:
         """Switch an attached volume to its newest key epoch now."""
@@ -147,6 +176,7 @@ class Supply:
         self._follow_place(volume_id, attached, descriptor)
         if descriptor.key_epoch > attached.descriptor.key_epoch:
             await self._follow_key_epoch(volume_id, attached, _at(descriptor, attached.target))
+        attached.followed = descriptor
 
     def _follow_place(
         self, volume_id: str, attached: Attached, descriptor: broker_pb2.VolumeDescriptor

@@ -346,19 +346,27 @@ class ListVolumeDescriptorsRequest(message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    VOLUME_IDS_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """0: 1000, the maximum"""
     page_token: builtins.str
     """next_page_token of the previous page; empty: first page"""
+    @builtins.property
+    def volume_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only these, 1000 at most, in one page, without those that the caller may not see. Empty: all.
+        Earlier releases return all.
+        """
+
     def __init__(
         self,
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        volume_ids: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token", "volume_ids", b"volume_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

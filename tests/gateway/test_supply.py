@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -42,6 +42,7 @@ class EpochBroker:
     returned: list[int] = field(default_factory=list)
     tenant: str = "t"
     questions: int = 0
+    lists: int = 0
     shares: list[broker_pb2.VolumeShare] = field(default_factory=list)
     target: str = "s"
 
@@ -50,6 +51,9 @@ class EpochBroker:
         await asyncio.sleep(0)
         if not self.tenant:
             raise UsageError("volume.not_found", "there is no such volume")
+        return self.described(volume_id)
+
+    def described(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         return broker_pb2.VolumeDescriptor(
             target_node=self.target,
             volume_id=volume_id,
@@ -58,6 +62,13 @@ class EpochBroker:
             key_epoch=self.newest,
             oldest_key_epoch=self.oldest,
         )
+
+    async def descriptors_of(
+        self, volume_ids: Collection[str]
+    ) -> dict[str, broker_pb2.VolumeDescriptor]:
+        self.lists += 1
+        await asyncio.sleep(0)
+        return {each: self.described(each) for each in volume_ids if self.tenant}
 
     async def key(self, _: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
         if key_epoch > self.newest:
@@ -275,6 +286,31 @@ async def test_a_volume_that_is_shared_no_more_is_failed_and_left_alone(world: W
     assert world.port.failed == "volume.withdrawn"
     assert not world.port.counters
     assert world.broker.questions == asked
+
+
+async def test_a_volume_is_asked_for_by_itself_only_if_something_changed(world: World) -> None:
+    async with world.supplied():
+        await until(lambda: world.attached[VOLUME].followed is not None)
+        asked, lists = world.broker.questions, world.broker.lists
+        await until(lambda: world.broker.lists > lists + 3)
+        assert world.broker.questions == asked
+        world.broker.shares = [broker_pb2.VolumeShare(tenant="u")]
+        await until(lambda: world.broker.questions > asked)
+
+
+async def test_many_volumes_are_asked_for_in_several_calls(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "ASKED_AT_ONCE", 1)
+    world.attached[str(uuid.UUID(int=2))] = replace(
+        world.attached[VOLUME],
+        port=cast("AttachedVolume", Port([], {1: b"\1" * 32})),
+        is_read_only=True,
+        following=asyncio.Lock(),
+    )
+    async with world.supplied():
+        world.broker.newest = 2
+        await until(lambda: all(a.descriptor.key_epoch == 2 for a in world.attached.values()))
 
 
 async def test_a_volume_that_may_only_be_read_by_now_is_failed(world: World) -> None:

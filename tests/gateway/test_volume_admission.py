@@ -19,6 +19,7 @@ from sealane.daemon.node.identity import Identity, Issued, Keys
 from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
+from sealane.daemon.volume.descriptors import open_descriptor
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
@@ -57,6 +58,27 @@ async def test_only_gateways_get_keys_and_leases(world: World) -> None:
                     request, timeout=PATIENCE_SECONDS
                 )
         assert caught.value.reason == "call.role.refused"
+
+
+async def test_descriptors_are_listed_of_the_volumes_that_one_may_see(world: World) -> None:
+    volume_id, other, unknown = await create(world), await create(world), str(uuid.uuid4())
+
+    async def found(who: str, *volume_ids: str) -> list[str]:
+        async with world.identities[who].channel(world.addresses["broker"], "b", "broker") as c:
+            listed = await broker_pb2_grpc.BrokerStub(c).ListVolumeDescriptors(
+                broker_pb2.ListVolumeDescriptorsRequest(volume_ids=volume_ids),
+                timeout=PATIENCE_SECONDS,
+            )
+        anchors = world.identities[who].anchors
+        return [open_descriptor(anchors, each).volume_id for each in listed.volumes]
+
+    assert await found("gateway", volume_id, unknown) == [volume_id]
+    assert await found("target", volume_id, other) == [volume_id, other]
+    assert await found("stranger", volume_id, other, unknown) == []
+    for wrong in (["x"], [volume_id] * 1001):
+        with pytest.raises(UsageError) as caught:
+            await found("gateway", *wrong)
+        assert caught.value.reason == "request.malformed"
 
 
 async def test_other_tenants_gateway_hears_of_a_volume_what_it_hears_of_none(
