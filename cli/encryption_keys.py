@@ -148,6 +148,8 @@ def add_verbs(verbs: Any) -> None:
         key_rotate_record_key,
         "replace the key for the MACs of the brokers' records",
     )
-    rotate.add_argument("--wait", action="store_true", help="wait until no record is left")
+    rotate.add_argument(
+        "--wait", action="store_true", help="wait until no record is under the key before"
+    )
     destructive(rotate)
     watched(verb(verbs, "status", key_status, "show which keys of brokers are in use"))

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from broker.restoring import Place
 from broker.test_checked import change
+from broker.test_restore import NAME, VOLUME, filled_store
 from broker.test_rewrapping_model import Stopping
 from brokers import MemoryAudit, record_key_rotation_of, rewrapping_of
+from control_plane import short_directory
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import record_key_rotation
 from sealane.daemon.broker.authority import (
@@ -294,3 +297,34 @@ async def test_crash_at_each_batch_goes_on(site: Site, monkeypatch: pytest.Monke
         left = now
     assert left == 0
     assert not (await site.brokers[-1].authority_record()).record.wrapped_previous_record_key
+
+
+async def test_snapshot_from_the_middle_is_restored_and_goes_on() -> None:
+    with short_directory() as root:
+        place = Place(root)
+        async with place.opened() as opened:
+            await filled_store(opened)
+            registry, rotation = opened.service.registry, opened.record_keys
+            await rotation.begin(0)
+            under_previous = [entry async for entry in rotation._under_previous()]
+            again, left = under_previous[::2], under_previous[1::2]
+            await rotation._make_again(again, await registry.authority_record())
+            snapshot = await place.snapshot(opened)
+        place.lose()
+        await place.restore(snapshot)
+        async with place.opened() as opened:
+            registry, rotation = opened.service.registry, opened.record_keys
+            progress = await rotation.progress()
+            assert (progress.number, progress.is_replacing) == (1, True)
+            assert 0 < progress.left <= len(left)
+            assert (await registry.volume(VOLUME)).record.display_name == NAME
+            await rotation.proceed()
+            progress = await rotation.progress()
+            assert (progress.number, progress.is_replacing, progress.left) == (1, False, 0)
+            assert (await registry.volume(VOLUME)).record.display_name == NAME
+            for entry in left:
+                with pytest.raises(VerificationError) as caught:
+                    registry.store.record_keys.opened(entry.key, entry.value)
+                assert caught.value.reason == "broker.store.record.forged"
+        async with place.opened() as opened:
+            assert (await opened.record_keys.progress()).number == 1
