@@ -1,4 +1,4 @@
-"""A stock Linux host writes and checks while the gateway's card is killed every second."""
+"""A stock Linux host writes and checks while the gateway's card is killed again and again."""
 
 import asyncio
 import socket
@@ -27,14 +27,19 @@ ROUNDS = 3
 """Rounds with the card, each after one without it."""
 ROUND_MIB = 8
 LIFE_SECONDS = 1.0
+LOOK_SECONDS = 0.05
 
 
 @dataclass
 class Killer:
-    """Runs the gateway's card, and kills it a second after the gateway uses it, again and again."""
+    """Runs the gateway's card and kills it, again and again.
+
+    A card lives for a second after the gateway uses it, and until it has had a sector.
+    """
 
     site: World
-    kills: int = 0
+    lives: list[int] = field(default_factory=list)
+    """Sectors that each card was given."""
     _over: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _killing: Future[None] | None = None
@@ -57,10 +62,16 @@ class Killer:
     def _kill_on(self, used: threading.Event) -> None:
         while not self._over.is_set():
             with self.site.card_in_use() as process:
+                before = self._jobs()
                 used.set()
                 self._over.wait(LIFE_SECONDS)
+                while self._jobs() == before and not self._over.wait(LOOK_SECONDS):
+                    pass
                 process.kill()
-                self.kills += 1
+                self.lives.append(self._jobs() - before)
+
+    def _jobs(self) -> int:
+        return self.site.statistic("accelerator_jobs")
 
 
 def free_address() -> str:
@@ -92,10 +103,10 @@ async def attach(site: World) -> Disk:
     return Disk(at.subsystem_nqn, at.trsvcid, uuid, volume.name, at.dhchap_secret)
 
 
-FIGURES = ("sectors_accelerated", "accelerators_lost", "refusals")
+FIGURES = ("accelerator_jobs", "sectors_accelerated", "accelerators_lost", "refusals")
 
 
-def test_a_verifying_host_does_not_notice_a_card_that_is_killed_every_second(
+def test_a_verifying_host_does_not_notice_a_card_that_is_killed_again_and_again(
     lab: Lab, site: World, ledgers: Path
 ) -> None:
     disk, killer = asyncio.run(attach(site)), Killer(site)
@@ -136,8 +147,11 @@ def test_a_verifying_host_does_not_notice_a_card_that_is_killed_every_second(
     for processor, card in pairs:
         print(f"IOPS: {processor:.0f} by the processor, {card:.0f} with the card")
     ratio = statistics.median(card / processor for processor, card in pairs)
-    print(f"median ratio {ratio:.2f}; {killer.kills} kills; {figures}")
+    # How fast it is depends on the machine's other work: that is no test.
+    print(f"median ratio {ratio:.2f}; sectors given to each card: {killer.lives}; {figures}")
     assert figures["refusals"] == 0
+    # The first card of a round lives until the host writes.
+    assert sum(jobs > 0 for jobs in killer.lives) >= ROUNDS
     assert figures["sectors_accelerated"] > 0
     assert figures["accelerators_lost"] > 0
     once_each(sealed(ledgers))

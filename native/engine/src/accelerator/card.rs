@@ -160,10 +160,11 @@ impl Connection {
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         // No room for descriptors: the kernel closes those that a card sends. That may take as long
         // as the card likes (SO_LINGER), so requests are never made on a thread that moves sectors.
-        let got = retry_on_intr(|| {
+        let mut receive = || {
             let mut parts = [IoSliceMut::new(&mut message)];
             recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::empty())
-        })?;
+        };
+        let got = retry_on_intr(&mut receive)?;
         message.truncate(got.bytes);
         let Some((status, answer)) = message.split_first_chunk() else {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the card gave no answer"));
