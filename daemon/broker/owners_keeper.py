@@ -165,7 +165,7 @@ class OwnersKeeper:
         # Another task may adopt owners while this one reads.
         while before is not self._stored:
             before = self._stored
-            if before and await self._table.get(before[-1].name) != before[-1]:
+            if before and not await self._is_there(before[-1]):
                 raise VerificationError(
                     "policy.owners.rolled_back",
                     f"the store no longer has version {self.version} of the policy's owners",
@@ -173,6 +173,11 @@ class OwnersKeeper:
             found = await self._after(before[-1].name if before else "")
         if found:
             self._adopt([*self._stored, *found])
+
+    async def _is_there(self, known: Stored[PolicyOwnersRecord]) -> bool:
+        # A replacement of the record key stores the same record again, at a later revision.
+        found = await self._table.get(known.name)
+        return found is not None and found.record == known.record
 
     async def _after(self, name: str) -> list[Stored[PolicyOwnersRecord]]:
         found: list[Stored[PolicyOwnersRecord]] = []

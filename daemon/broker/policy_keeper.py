@@ -99,7 +99,11 @@ class PolicyKeeper:
         stored = await self._registry.policies.get(_IN_FORCE)
         # Afterwards: then the owners who signed it are among them.
         await self.owners.refresh()
-        if stored is None or stored == self._stored:
+        if stored is None:
+            return
+        if self._stored is not None and stored.record == self._stored.record:
+            # Maybe stored again, under another record key: at the revision that a commit compares.
+            self._stored = stored
             return
         record, source = stored.record, "the stored policy"
         signers = self.owners.of_version(record.owners_version)

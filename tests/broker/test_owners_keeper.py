@@ -9,11 +9,13 @@ from cryptography.hazmat.primitives import serialization
 from broker.policy_owners import new_keys, owners_of, signed_owners, signed_policy
 from brokers import MemoryAudit
 from control_plane import write_key
+from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.check import check_broker
 from sealane.daemon.broker.owners import Owners
 from sealane.daemon.broker.owners_keeper import OwnersKeeper, version_name
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
+from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
 from sealane.daemon.broker.records import PolicyOwnersRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -32,6 +34,7 @@ class World:
         self.directory = directory
         self.audit = MemoryAudit()
         self.covered: list[int] = []
+        self.enacted: list[Policy] = []
 
     async def __aenter__(self) -> Self:
         store = SqliteStore(self.directory / "broker.sqlite")
@@ -44,13 +47,18 @@ class World:
     async def _cover(self, revision: int) -> None:
         self.covered.append(revision)
 
+    async def replace_record_key(self) -> None:
+        rotation = RecordKeyRotation(self.registry, cover=self._cover, audit=self.audit)
+        await rotation.begin((await rotation.progress()).number)
+        await rotation.proceed()
+
     async def broker(self, configured: Owners | None = FIRST) -> PolicyKeeper:
-        """Return the keeper of a broker that starts."""
+        """Return the keeper of a broker that starts; its policies are in `enacted`."""
         owners = OwnersKeeper(
             self.registry, configured=configured, cover=self._cover, audit=self.audit
         )
         keeper = PolicyKeeper(
-            self.registry, owners=owners, audit=self.audit, changed=lambda _policy: None
+            self.registry, owners=owners, audit=self.audit, changed=self.enacted.append
         )
         await keeper.refresh()
         return keeper
@@ -170,6 +178,25 @@ async def test_missing_versions_are_noticed(tmp_path: Path) -> None:
         assert await refused(world.broker()) == "policy.owners.history"
         await world.registry.commit((), deletes=[table.key(version_name(2))])
         assert await refused(broker.refresh()) == "policy.owners.rolled_back"
+
+
+async def test_records_stored_again_under_another_record_key_change_nothing(
+    tmp_path: Path,
+) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        await apply(one, 1, A, B)
+        await replace(one, SECOND, A, C)
+        await two.refresh()
+        world.enacted.clear()
+        await world.replace_record_key()
+        for broker in (one, two):
+            await broker.refresh()
+            assert broker.owners.version == 1
+        # Nodes needn't attest again: no policy was enacted.
+        assert not world.enacted
+        await apply(one, 2, A, D)
+        await replace(two, owners_of(A, C, threshold=2, version=2), A, C)
 
 
 async def test_a_policy_of_unknown_owners_is_refused(tmp_path: Path) -> None:
