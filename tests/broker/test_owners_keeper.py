@@ -16,7 +16,7 @@ from sealane.daemon.broker.owners import Owners
 from sealane.daemon.broker.owners_keeper import OwnersKeeper, version_name
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
-from sealane.daemon.broker.records import PolicyOwnersRecord
+from sealane.daemon.broker.records import POLICY_NAME, PolicyOwnersRecord, PolicyRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.config import BrokerConfig
@@ -244,10 +244,131 @@ async def test_owners_come_by_a_reset_where_policies_were_unsigned(tmp_path: Pat
         assert await refused(broker.owners.reset(b"", subject="o")) == "policy.owners.none"
         broker.owners.configure(FIRST)
         await broker.owners.reset(FIRST.digest, subject="o")
-        assert (await world.broker(FIRST)).policy.version == 1
+        # The policy in force is unsigned, which is nothing that these owners accepted.
+        await broker.refresh()
+        assert await refused(world.broker(FIRST)) == "policy.owners.configuration"
         assert await refused(apply(broker, 2)) == "policy.signature"
         await apply(broker, 2, A, B)
         assert (await world.broker(FIRST)).policy.version == 2
+
+
+@pytest.mark.parametrize("first", [FIRST, owners_of(A)])
+@pytest.mark.parametrize("foreign", [owners_of(D), owners_of(A, D), None])
+async def test_a_reset_there_and_back_brings_no_policy_into_force(
+    tmp_path: Path, first: Owners, foreign: Owners | None
+) -> None:
+    """One broker's operator names other owners, and afterwards the former ones again."""
+    by = [] if foreign is None else [D]
+    async with World(tmp_path) as world:
+        running = await world.broker(first)
+        if first is FIRST:
+            # Owners are stored, so the foreign ones come by a reset.
+            await apply(running, 1, A, B)
+            theirs = await world.broker(first)
+            theirs.owners.configure(foreign or owners_of(D))
+            await theirs.owners.reset((foreign or owners_of(D)).digest, subject="o")
+            by = [D]
+        else:
+            theirs = await world.broker(foreign)
+        await apply(theirs, 2, *by)
+        theirs.owners.configure(first)
+        await theirs.owners.reset(first.digest, subject="o")
+        before = running.policy.version
+        assert await refused(running.refresh()) == "policy.owners.configuration"
+        assert running.policy.version == before
+        assert await refused(world.broker(first)) == "policy.owners.configuration"
+        # A policy that they signed themselves is one to start with.
+        await apply(theirs, 3, A, B)
+        assert (await world.broker(first)).policy.version == 3
+
+
+async def test_brokers_start_after_a_reset_and_a_policy_of_the_new_owners(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        one = await world.broker()
+        await apply(one, 1, A, B)
+        new = owners_of(C, D, threshold=2)
+        one.owners.configure(new)
+        await one.owners.reset(new.digest, subject="o")
+        await one.refresh()
+        assert await refused(world.broker(new)) == "policy.owners.configuration"
+        await apply(one, 2, C, D)
+        await replace(one, owners_of(D, version=2), C, D)
+        for configured in (new, owners_of(D)):
+            assert (await world.broker(configured)).policy.version == 2
+
+
+async def test_the_first_policy_of_several_owners_stores_them(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        await apply(one, 1, A, B)
+        await two.refresh()
+        assert (one.owners.version, two.policy.version) == (0, 1)
+        wide, low = owners_of(A, B, C, D, threshold=2), owners_of(A, B, C)
+        for other in (wide, low, owners_of(A, B, threshold=2), None):
+            assert await refused(world.broker(other)) == "policy.owners.configuration"
+        await apply(two, 2, B, C)
+        await replace(two, SECOND, A, C)
+        assert (await world.broker()).owners.version == 1
+
+
+async def test_a_broker_with_other_owners_does_not_store_them_after_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker(owners_of(A, D))
+        record = world.audit.record
+
+        async def stored_meanwhile(kind: str, **detail: Any) -> None:
+            monkeypatch.setattr(world.audit, "record", record)
+            await world.registry.commit((), one.owners.kept()[1])
+            await record(kind, **detail)
+
+        monkeypatch.setattr(world.audit, "record", stored_meanwhile)
+        assert await refused(apply(two, 1, D)) == "policy.version.used"
+        assert await refused(two.refresh()) == "policy.owners.configuration"
+
+
+async def test_one_owner_is_stored_by_a_change_only(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        await apply(await world.broker(owners_of(A)), 1, A)
+        assert await world.registry.policy_owners.get(version_name(0)) is None
+
+
+@pytest.mark.parametrize("policies", [1, 2])
+async def test_a_policy_after_a_change_is_not_judged_by_the_former_owners(
+    tmp_path: Path, policies: int
+) -> None:
+    """A broker of an earlier release, which doesn't know of the change, has accepted it."""
+    async with World(tmp_path) as world:
+        one = await world.broker()
+        for version in range(1, policies + 1):
+            await apply(one, version, A, B)
+        await replace(one, SECOND, A, C)
+        document, signature = signed_policy(policies + 1, A, B)
+        record = PolicyRecord(version=policies + 1, document=document, signature=signature)
+        table = world.registry.policies
+        await world.registry.commit((), table.sealed(POLICY_NAME, record))
+        assert await refused(one.refresh()) == "policy.owners.history"
+        assert await refused(world.broker(SECOND)) == "policy.owners.history"
+
+
+async def test_a_change_of_owners_knows_the_policy_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with World(tmp_path) as world:
+        one, two = await world.broker(), await world.broker()
+        await apply(two, 1, A, B)
+        commit = world.registry.commit
+
+        async def applied_meanwhile(*arguments: Any) -> int | None:
+            monkeypatch.setattr(world.registry, "commit", commit)
+            await apply(two, 2, A, B)
+            return await commit(*arguments)
+
+        monkeypatch.setattr(world.registry, "commit", applied_meanwhile)
+        assert await refused(replace(one, SECOND, A, C)) == "policy.owners.version"
+        await replace(one, SECOND, A, C)
+        assert (await world.broker()).policy.version == 2
 
 
 def test_a_check_compares_a_policy_with_the_configuration_before_there_is_a_store(
