@@ -19,6 +19,7 @@ configuration names, so a broker whose configuration names others refuses it.
 """
 
 import asyncio
+import hashlib
 
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
@@ -181,11 +182,13 @@ class OwnersKeeper:
                     "one above those in force",
                 )
             signed = parse_signatures(signatures, source="the owners' signatures")
-            verify_succession(current, after, document, signed)
+            signers = verify_succession(current, after, document, signed)
             record = PolicyOwnersRecord(
                 version=after.version, document=document, signatures=signatures
             )
-            return await self._store(record, kind="policy.owners.replace", subject=subject)
+            return await self._store(
+                record, kind="policy.owners.replace", subject=subject, signers=signers
+            )
 
     async def reset(self, digest: bytes, *, subject: str) -> Owners:
         """Put the configuration's owners into force, whose digest the caller knows; idempotent.
@@ -221,7 +224,14 @@ class OwnersKeeper:
             await self._cover(self._stored[-1].revision)
         return current
 
-    async def _store(self, record: PolicyOwnersRecord, *, kind: str, subject: str) -> Owners:
+    async def _store(
+        self,
+        record: PolicyOwnersRecord,
+        *,
+        kind: str,
+        subject: str,
+        signers: frozenset[str] = frozenset(),
+    ) -> Owners:
         """Record a change, commit it, and adopt it once a rollback of it would be noticed."""
         before, after = self.current, parse_owners(record.document, source="owners")
         # Recorded before they are in force: nothing is accepted from them without a record.
@@ -230,9 +240,12 @@ class OwnersKeeper:
             subject=subject,
             outcome="done",
             version=after.version,
+            digest=hashlib.sha256(record.document).digest(),
             threshold=after.threshold,
-            owners=",".join(sorted(after.by_id)),
-            owners_before="" if before is None else ",".join(sorted(before.by_id)),
+            threshold_before=0 if before is None else before.threshold,
+            owners=sorted(after.by_id),
+            owners_before=[] if before is None else sorted(before.by_id),
+            signers=sorted(signers),
         )
         table, policies = self._table, self._registry.policies
         policy = await policies.get(POLICY_NAME)

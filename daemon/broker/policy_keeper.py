@@ -5,7 +5,7 @@ attests again: results under older versions are refused after `REAPPRAISAL_SECON
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
@@ -94,14 +94,14 @@ class PolicyKeeper:
             return
         record, source = stored.record, "the stored policy"
         owners = self.owners.history.of_policy(record.version, owners_version=record.owners_version)
-        policy, signed_by = _accepted(record.document, record.signature, by=owners, source=source)
+        policy, signers = _accepted(record.document, record.signature, by=owners, source=source)
         if policy.version < self.policy.version:
             raise VerificationError(
                 "policy.rolled_back",
                 f"the store holds policy version {policy.version}, but version "
                 f"{self.policy.version} was already in force",
             )
-        self._enact(policy, stored, signed_by)
+        self._enact(policy, stored, signers)
 
     async def keep_refreshed(self) -> None:
         """Follow other brokers' changes; never returns, ends with VerificationError only.
@@ -150,7 +150,7 @@ class PolicyKeeper:
         await self.refresh()
         owners, owners_version = self.owners.current, self.owners.version
         owners_compares, owners_puts = self.owners.kept()
-        policy, signed_by = _accepted(document, signature, by=owners, source=source)
+        policy, signers = _accepted(document, signature, by=owners, source=source)
         before = self.policy
         if policy.version <= before.version:
             raise UsageError(
@@ -169,6 +169,7 @@ class PolicyKeeper:
             digest_before=before.digest,
             signed=owners is not None,
             owners_version=owners_version,
+            signers=sorted(signers),
         )
         record = PolicyRecord(
             version=policy.version,
@@ -185,7 +186,7 @@ class PolicyKeeper:
                 "policy.version.used",
                 f"{source}: another policy or other owners were put into force in the meantime",
             )
-        self._enact(policy, Stored(record, revision, POLICY_NAME), signed_by)
+        self._enact(policy, Stored(record, revision, POLICY_NAME), signers)
         if owners_puts:
             await self.owners.refresh()
         return policy
@@ -204,9 +205,11 @@ class PolicyKeeper:
             )
         return version != self.policy.version
 
-    def _enact(self, policy: Policy, stored: Stored[PolicyRecord], signed_by: list[str]) -> None:
+    def _enact(
+        self, policy: Policy, stored: Stored[PolicyRecord], signers: Mapping[str, str]
+    ) -> None:
         self.policy = policy
-        self.signed_by = signed_by
+        self.signed_by = sorted(signers.values())
         self._stored = stored
         self._changed_ns = monotonic_ns()
         get_logger().info("policy_in_force", version=policy.version, digest=policy.digest.hex())
@@ -215,14 +218,14 @@ class PolicyKeeper:
 
 def _accepted(
     document: bytes, signature: bytes, *, by: Owners | None, source: str
-) -> tuple[Policy, list[str]]:
-    """Return the policy in a signed document, and the names of the owners who signed it.
+) -> tuple[Policy, dict[str, str]]:
+    """Return the policy in a signed document, and the owners who signed it: names by key id.
 
     Errors of `Owners.verify` and `parse_policy`.
     """
-    signed_by: list[str] = []
+    signers: dict[str, str] = {}
     if by is not None:
         signatures = parse_signatures(signature, source=source)
         found = by.verify(POLICY_LABEL, document, signatures, what=source)
-        signed_by = sorted(by.by_id[key_id].name for key_id in found)
-    return parse_policy(document, source=source), signed_by
+        signers = {key_id: by.by_id[key_id].name for key_id in found}
+    return parse_policy(document, source=source), signers

@@ -1,10 +1,12 @@
 """The owners in force: changed by documents they sign, by a reset, and never back."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from structlog.testing import capture_logs
 
 from broker.policy_owners import new_keys, owners_of, signed_owners, signed_policy
 from brokers import MemoryAudit
@@ -12,7 +14,7 @@ from control_plane import write_key
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.check import check_broker
-from sealane.daemon.broker.owners import Owners
+from sealane.daemon.broker.owners import Owners, key_id_of, owners_document
 from sealane.daemon.broker.owners_keeper import OwnersKeeper, version_name
 from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
@@ -90,6 +92,11 @@ async def test_owners_are_exchanged_and_the_former_ones_refused(tmp_path: Path) 
             "done",
             1,
         )
+        ids = [sorted(owners.by_id) for owners in (SECOND, FIRST)]
+        assert [last["owners"], last["owners_before"]] == ids
+        assert last["threshold_before"] == 2
+        assert last["signers"] == sorted(key_id_of(key.public_key()) for key in (A, C))
+        assert last["digest"] == hashlib.sha256(owners_document(SECOND)).digest()
         for broker in (one, two):
             assert await refused(apply(broker, 2, A, B)) == "policy.signature"
             assert world.audit.records[-1]["reason"] == "policy.signature"
@@ -97,6 +104,8 @@ async def test_owners_are_exchanged_and_the_former_ones_refused(tmp_path: Path) 
         assert (two.owners.version, two.policy.version, two.owners_version) == (1, 1, 0)
         await apply(two, 2, A, D)
         assert two.signed_by == ["o0", "o2"]
+        signers = sorted(key_id_of(key.public_key()) for key in (A, D))
+        assert world.audit.records[-1]["signers"] == signers
         await one.refresh()
         assert (one.policy.version, one.owners_version) == (2, 1)
 
@@ -393,7 +402,14 @@ def test_a_check_compares_a_policy_with_the_configuration_before_there_is_a_stor
     assert caught.value.reason == "policy.signature"
     # Afterwards the store may have other owners, who signed it.
     (tmp_path / "broker.sqlite").touch()
-    check_broker(config, tmp_path)
+    with capture_logs() as logs:
+        check_broker(config, tmp_path)
+    [warning] = logs
+    assert (warning["event"], warning["signed"]) == ("policy_lacks_signatures", 0)
+    (tmp_path / "policy.toml.sig").write_bytes(b"{garbage" * 20)
+    with pytest.raises(Error) as caught:
+        check_broker(config, tmp_path)
+    assert caught.value.reason == "policy.signature.malformed"
 
 
 async def test_a_reload_with_other_owners_changes_nothing_by_itself(tmp_path: Path) -> None:
