@@ -73,7 +73,7 @@ class OwnersKeeper:
 
     @property
     def is_configured(self) -> bool:
-        """Whether the configuration names the owners of some version, so a restart is possible."""
+        """Whether the configuration names owners of some version; if not, a start is refused."""
         if self.configured is None:
             return self.current is None
         return self.configured.digest in {each.digest for each in self.history.owners.values()}

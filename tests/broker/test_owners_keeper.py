@@ -430,6 +430,7 @@ async def test_no_policy_is_accepted_under_owners_that_another_broker_replaced(
 ) -> None:
     async with World(tmp_path) as world:
         one, two = await world.broker(), await world.broker()
+        await apply(one, 1, A, B)
         record = world.audit.record
 
         async def replaced_meanwhile(kind: str, **detail: Any) -> None:
@@ -438,8 +439,10 @@ async def test_no_policy_is_accepted_under_owners_that_another_broker_replaced(
             await record(kind, **detail)
 
         monkeypatch.setattr(world.audit, "record", replaced_meanwhile)
-        assert await refused(apply(one, 1, A, B)) == "policy.version.used"
-        assert await world.registry.policies.get("in-force") is None
+        assert await refused(apply(one, 2, A, B)) == "policy.version.used"
+        stored = await world.registry.policies.get(POLICY_NAME)
+        assert stored is not None
+        assert stored.record.version == 1
 
 
 async def test_of_two_changes_at_once_one_is_refused(
@@ -447,6 +450,7 @@ async def test_of_two_changes_at_once_one_is_refused(
 ) -> None:
     async with World(tmp_path) as world:
         one, two = await world.broker(), await world.broker()
+        await apply(one, 1, A, B)
         record = world.audit.record
 
         async def replaced_meanwhile(kind: str, **detail: Any) -> None:
