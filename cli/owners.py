@@ -16,6 +16,7 @@ from sealane.cli.verbs import confirm, destructive, offline, verb
 from sealane.client import Client, translated
 from sealane.crypto.private_keys import parse_private_key
 from sealane.daemon.broker.owners import (
+    OWNER_KEYS,
     OWNERS_LABEL,
     SIGNATURE_SUFFIX,
     Owner,
@@ -23,6 +24,7 @@ from sealane.daemon.broker.owners import (
     Owners,
     Signature,
     is_list,
+    is_signature,
     owner_name,
     owners_document,
     parse_owner_key,
@@ -91,6 +93,12 @@ def sign_file(
             "signatures": len(parse_signatures(content, source=str(path))),
         }
     )
+    is_unknown = bool(before) and not is_list(before)
+    if is_unknown and not is_signature(before, label, document, key) and not output.is_data:
+        print(
+            "the file had another owner's signature, or one of an earlier text: "
+            + ("kept, it counts only for this text" if as_list else "replaced; --add keeps it")
+        )
 
 
 def show_signers(
@@ -152,7 +160,8 @@ def _owner_private_key(path: Path) -> OwnerPrivateKey:
     if not isinstance(key, Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
         raise UsageError(
             "policy.owner_key.malformed",
-            f"--key {path}: not an owner's key; allowed: Ed25519 or ECDSA, PKCS #8 PEM",
+            f"--key {path}: not an owner's key; allowed: {OWNER_KEYS}, PKCS #8 PEM without a "
+            "password",
         )
     return key
 
@@ -167,7 +176,10 @@ def _owners_make(options: argparse.Namespace, output: Output) -> None:
 
 def _owners_sign(options: argparse.Namespace, output: Output) -> None:
     document = read_document(options.file)
-    parse_owners(document, source=str(options.file))
+    owners = parse_owners(document, source=str(options.file))
+    if not output.is_data:
+        # What is signed is shown first: names in a document are only what its author wrote.
+        _show(output, owners)
     sign_file(options, output, OWNERS_LABEL, document, as_list=True)
 
 
@@ -176,6 +188,11 @@ async def _owners_signers(client: Client, options: argparse.Namespace, output: O
     after = parse_owners(document, source=str(options.file))
     shown = await owners_at(client)
     show_signers(output, [shown.in_force, after], OWNERS_LABEL, document, options.file)
+    if not output.is_data and shown.in_force and after.version != shown.in_force.version + 1:
+        print(
+            f"owners {after.version} can't be applied: the next version is "
+            f"{shown.in_force.version + 1}"
+        )
 
 
 async def _owners_show(client: Client, options: argparse.Namespace, output: Output) -> None:

@@ -40,7 +40,15 @@ def _policy_check(options: argparse.Namespace, output: Output) -> None:
     policy = parse_policy(document, source=str(options.file))
     signature = "not checked"
     if options.owner_key:
-        owners = owners_of_files(options.owner_key, threshold=options.threshold)
+        if options.threshold is None and len(options.owner_key) > 1:
+            raise UsageError(
+                "policy.owners.threshold",
+                f"{len(options.owner_key)} keys without --threshold; needed: how many must have "
+                "signed",
+            )
+        owners = owners_of_files(
+            options.owner_key, threshold=1 if options.threshold is None else options.threshold
+        )
         signatures = signatures_of(options.file)
         owners.verify(POLICY_LABEL, document, signatures, what=str(options.file))
         signature = "valid"
@@ -267,9 +275,8 @@ def add_policy_verbs(verbs: Any) -> None:
     made.add_argument(
         "--threshold",
         type=int,
-        default=1,
         metavar="N",
-        help="how many of these owners must have signed (default: 1)",
+        help="how many of these owners must have signed; for several needed",
     )
     made = offline(
         verbs,

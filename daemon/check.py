@@ -38,9 +38,9 @@ def check_names(config: Config) -> None:
 def check_start(config: Config) -> None:
     """Raise as a start would if a directory, key, certificate or policy can't be used.
 
-    UsageError; VerificationError for the first policy of a broker without its owners' signatures;
-    UnavailableError if a
-    drive is missing, or a file system full or gone. Contacts neither hardware nor another daemon,
+    UsageError; VerificationError for a malformed file of signatures, and, before a broker has a
+    store of its own, for a policy without its owners' signatures; UnavailableError if a drive is
+    missing, or a file system full or gone. Contacts neither hardware nor another daemon,
     and binds no address.
     """
     state_dir = Path(config.node.state_dir)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeGuard
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -39,6 +39,9 @@ _FORMAT: Final = "sealane signatures v1"
 _SIGNATURE_BYTES_MAX: Final = 256
 _ED25519_BYTES: Final = 64
 _KEY_ID_DIGITS: Final = 64
+
+OWNER_KEYS: Final = "Ed25519, or ECDSA on P-256, P-384 or P-521"
+_CURVES: Final = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 OwnerKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 OwnerPrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -168,10 +171,10 @@ def parse_owner_key(pem: bytes, *, source: str) -> OwnerKey:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
         key = None
-    if not isinstance(key, OwnerKey):
+    if not _is_owner_key(key):
         raise UsageError(
             "policy.owner_key.malformed",
-            f"{source}: not an owner's key; allowed: a public key, Ed25519 or ECDSA, in PEM",
+            f"{source}: not an owner's key; allowed: a public key, {OWNER_KEYS}, in PEM",
         )
     return key
 
@@ -240,6 +243,11 @@ def sign_document(label: str, document: bytes, key: OwnerPrivateKey) -> bytes:
     return key.sign(signed, ec.ECDSA(SHA256()))
 
 
+def is_signature(content: bytes, label: str, document: bytes, key: OwnerPrivateKey) -> bool:
+    """Return whether a file is a single signature of this document by this key."""
+    return _is_valid(key.public_key(), content, fields(label, document))
+
+
 def with_signature(
     before: bytes, label: str, document: bytes, key: OwnerPrivateKey, *, source: str
 ) -> bytes:
@@ -282,11 +290,11 @@ def with_signature(
 
 def verify_succession(
     before: Owners, after: Owners, document: bytes, signatures: Sequence[Signature]
-) -> None:
-    """Raise VerificationError `policy.signature` unless both thresholds signed `document`."""
+) -> frozenset[str]:
+    """Return who signed; VerificationError `policy.signature` unless both thresholds did."""
     what = f"the document of owners {after.version}"
-    before.verify(OWNERS_LABEL, document, signatures, what=what)
-    after.verify(OWNERS_LABEL, document, signatures, what=what)
+    found = before.verify(OWNERS_LABEL, document, signatures, what=what)
+    return found | after.verify(OWNERS_LABEL, document, signatures, what=what)
 
 
 def _parsed(content: bytes, *, source: str) -> _SignatureFile | None:
@@ -327,13 +335,19 @@ def _decoded(entry: _Owner, source: str) -> OwnerKey:
         key = serialization.load_der_public_key(base64.b64decode(entry.public_key, validate=True))
     except (ValueError, UnsupportedAlgorithm):
         key = None
-    if not isinstance(key, OwnerKey):
+    if not _is_owner_key(key):
         raise UsageError(
             "policy.owner_key.malformed",
-            f"{source}: public_key of {entry.name!r} is not an owner's key; allowed: Ed25519 or "
-            "ECDSA, what stands between the first and the last line of its PEM",
+            f"{source}: public_key of {entry.name!r} is not an owner's key; allowed: {OWNER_KEYS}, "
+            "what stands between the first and the last line of its PEM",
         )
     return key
+
+
+def _is_owner_key(key: object) -> TypeGuard[OwnerKey]:
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return isinstance(key.curve, _CURVES)
+    return isinstance(key, Ed25519PublicKey)
 
 
 def _is_valid(key: OwnerKey, signature: bytes, signed: bytes) -> bool:

@@ -1,16 +1,17 @@
 """Which owners the policy has: kept in the brokers' store, changed while brokers run.
 
-Before the first change they are those of each broker's configuration. From then on the store has
-every version of them, and the configuration only says where a broker's trust begins: it has to name
-the owners of some version, and each later version must be signed by the owners before it and by its
-own. So neither the store alone nor one broker's file alone can change them.
+At first they are those of each broker's configuration. From the first policy of several owners on,
+or the first change, the store has every version of them, and the configuration only says where a
+broker's trust begins (sealane.daemon.broker.owners_history). So neither the store alone nor one
+broker's file alone can change them.
 
 The order of events of a change (docs/operate/policy-owners.md):
 
 1. The document is verified: by the threshold of the present owners and by that of the next ones.
 2. It is recorded in the audit log.
-3. One commit stores it as the next version, on condition that there is none with that number.
-   A policy's commit has the same condition, so no policy is accepted under owners who are retired.
+3. One commit stores it as the next version, with the number of the policy in force, on condition
+   that there is no version with that number, and that this policy is still the one in force.
+   A policy's commit has the first condition, so no policy is accepted under owners who are retired.
 4. A head covers the commit: a store from before it is refused as rolled back.
 
 A reset is the same without signatures: for owners who lost their keys. It takes what the
@@ -18,8 +19,7 @@ configuration names, so a broker whose configuration names others refuses it.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+import hashlib
 
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
@@ -31,63 +31,18 @@ from sealane.daemon.broker.owners import (
     parse_signatures,
     verify_succession,
 )
-from sealane.daemon.broker.records import PolicyOwnersRecord, Stored
+from sealane.daemon.broker.owners_history import FIRST, configured_history, trusted_history
+from sealane.daemon.broker.records import POLICY_NAME, PolicyOwnersRecord, Stored
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError, VerificationError
 
-_FIRST: Final = 0
-
 
 def version_name(version: int) -> str:
     """Return the name of a version's record."""
     return f"{version:04}"
-
-
-def trusted_owners(
-    records: Sequence[PolicyOwnersRecord], *, trusted: Collection[Owners]
-) -> dict[int, Owners]:
-    """Return the owners of all versions in the store, if trust in `trusted` leads to the last.
-
-    `records` are all versions in order; the first has number 0, or 1 if the policy had no owners
-    before. VerificationError `policy.owners.configuration`, `policy.owners.history`.
-    """
-    history: dict[int, Owners] = {}
-    for number, record in enumerate(records, start=min(records[0].version, 1)):
-        owners = parse_owners(record.document, source=f"owners {number} in the store")
-        if record.version != number or owners.version != number:
-            raise VerificationError(
-                "policy.owners.history", f"the store has no version {number} of the policy's owners"
-            )
-        history[number] = owners
-    digests = {owners.digest for owners in trusted}
-    begins = max((v for v, owners in history.items() if owners.digest in digests), default=None)
-    if begins is None:
-        raise VerificationError(
-            "policy.owners.configuration",
-            "this broker's configuration doesn't name owners of the policy who are, or were, those "
-            f"of the store, which has versions up to {max(history)}",
-        )
-    for record in records:
-        if record.version > begins:
-            _verify(record, history, begins)
-    return history
-
-
-def _verify(record: PolicyOwnersRecord, history: Mapping[int, Owners], begins: int) -> None:
-    version = record.version
-    signatures = parse_signatures(record.signatures, source=f"owners {version} in the store")
-    try:
-        verify_succession(history[version - 1], history[version], record.document, signatures)
-    except VerificationError as error:
-        raise VerificationError(
-            "policy.owners.configuration",
-            f"version {version} of the policy's owners is not signed by those of version "
-            f"{version - 1}: it was a reset, but this broker's configuration names version "
-            f"{begins}",
-        ) from error
 
 
 class OwnersKeeper:
@@ -103,41 +58,46 @@ class OwnersKeeper:
         self._audit = audit
         self._changing = asyncio.Lock()
         self._stored: list[Stored[PolicyOwnersRecord]] = []
-        self._history = {} if configured is None else {_FIRST: configured}
+        self.history = configured_history(configured)
         self.configured = configured
 
     @property
     def current(self) -> Owners | None:
         """The owners who must sign now; None: nobody must."""
-        return self._history[max(self._history)] if self._history else None
+        return self.history.current
 
     @property
     def version(self) -> int:
         """Version of the present owners; 0 if they are the configuration's, or there are none."""
-        return max(self._history, default=_FIRST)
-
-    def of_version(self, version: int) -> Owners | None:
-        """Return the owners of a version; None: nobody had to sign.
-
-        VerificationError `policy.owners.history`: there is no such version.
-        """
-        if version not in self._history and (version != _FIRST or _FIRST in self._history):
-            raise VerificationError(
-                "policy.owners.history",
-                f"the policy was signed by owners {version}, whom the store doesn't have",
-            )
-        return self._history.get(version)
+        return self.history.last
 
     @property
     def is_configured(self) -> bool:
-        """Whether the configuration names the owners of some version, so a restart is possible."""
+        """Whether the configuration names owners of some version; if not, a start is refused."""
         if self.configured is None:
-            return not self._history
-        return self.configured.digest in {owners.digest for owners in self._history.values()}
+            return self.current is None
+        return self.configured.digest in {each.digest for each in self.history.owners.values()}
 
-    def unchanged(self) -> Compare:
-        """Return the compare for a commit: there are no later owners than `current`."""
+    def kept(self) -> tuple[list[Compare], dict[str, bytes]]:
+        """Return compares and puts for a policy's commit: the present owners are still the last.
+
+        The first policy of several owners stores them, too. From then on a broker whose
+        configuration names others, or fewer of them, doesn't start.
+        """
+        compares, current = [self._no_later()], self.current
+        if self._stored or current is None or len(current.by_id) == 1:
+            return compares, {}
+        absent, first = self._first(current)
+        return [*compares, absent], first
+
+    def _no_later(self) -> Compare:
         return Compare(self._table.key(version_name(self._next)), 0)
+
+    def _first(self, owners: Owners) -> tuple[Compare, dict[str, bytes]]:
+        """Return the put of version 0, and its compare: no other broker has put its own."""
+        name = version_name(FIRST)
+        record = PolicyOwnersRecord(version=FIRST, document=owners_document(owners))
+        return Compare(self._table.key(name), 0), self._table.sealed(name, record)
 
     @property
     def _next(self) -> int:
@@ -165,7 +125,7 @@ class OwnersKeeper:
         # Another task may adopt owners while this one reads.
         while before is not self._stored:
             before = self._stored
-            if before and await self._table.get(before[-1].name) != before[-1]:
+            if before and not await self._is_there(before[-1]):
                 raise VerificationError(
                     "policy.owners.rolled_back",
                     f"the store no longer has version {self.version} of the policy's owners",
@@ -173,6 +133,11 @@ class OwnersKeeper:
             found = await self._after(before[-1].name if before else "")
         if found:
             self._adopt([*self._stored, *found])
+
+    async def _is_there(self, known: Stored[PolicyOwnersRecord]) -> bool:
+        # A replacement of the record key stores the same record again, at a later revision.
+        found = await self._table.get(known.name)
+        return found is not None and found.record == known.record
 
     async def _after(self, name: str) -> list[Stored[PolicyOwnersRecord]]:
         found: list[Stored[PolicyOwnersRecord]] = []
@@ -186,7 +151,7 @@ class OwnersKeeper:
     def _adopt(self, stored: list[Stored[PolicyOwnersRecord]]) -> None:
         # Not only the configuration, which may be another one since a reload.
         trusted = [owners for owners in (self.configured, self.current) if owners is not None]
-        self._history = trusted_owners([each.record for each in stored], trusted=trusted)
+        self.history = trusted_history([each.record for each in stored], trusted=trusted)
         self._stored = stored
         get_logger().info("policy_owners_in_force", version=self.version)
 
@@ -217,11 +182,13 @@ class OwnersKeeper:
                     "one above those in force",
                 )
             signed = parse_signatures(signatures, source="the owners' signatures")
-            verify_succession(current, after, document, signed)
+            signers = verify_succession(current, after, document, signed)
             record = PolicyOwnersRecord(
                 version=after.version, document=document, signatures=signatures
             )
-            return await self._store(record, kind="policy.owners.replace", subject=subject)
+            return await self._store(
+                record, kind="policy.owners.replace", subject=subject, signers=signers
+            )
 
     async def reset(self, digest: bytes, *, subject: str) -> Owners:
         """Put the configuration's owners into force, whose digest the caller knows; idempotent.
@@ -257,7 +224,14 @@ class OwnersKeeper:
             await self._cover(self._stored[-1].revision)
         return current
 
-    async def _store(self, record: PolicyOwnersRecord, *, kind: str, subject: str) -> Owners:
+    async def _store(
+        self,
+        record: PolicyOwnersRecord,
+        *,
+        kind: str,
+        subject: str,
+        signers: frozenset[str] = frozenset(),
+    ) -> Owners:
         """Record a change, commit it, and adopt it once a rollback of it would be noticed."""
         before, after = self.current, parse_owners(record.document, source="owners")
         # Recorded before they are in force: nothing is accepted from them without a record.
@@ -266,19 +240,28 @@ class OwnersKeeper:
             subject=subject,
             outcome="done",
             version=after.version,
+            digest=hashlib.sha256(record.document).digest(),
             threshold=after.threshold,
-            owners=",".join(sorted(after.by_id)),
-            owners_before="" if before is None else ",".join(sorted(before.by_id)),
+            threshold_before=0 if before is None else before.threshold,
+            owners=sorted(after.by_id),
+            owners_before=[] if before is None else sorted(before.by_id),
+            signers=sorted(signers),
         )
-        table = self._table
-        puts = table.sealed(version_name(after.version), record)
+        table, policies = self._table, self._registry.policies
+        policy = await policies.get(POLICY_NAME)
+        in_force = 0 if policy is None else policy.record.version
+        compares = [self._no_later(), policies.unchanged(POLICY_NAME, policy)]
+        puts = table.sealed(
+            version_name(after.version), record.model_copy(update={"policy_version": in_force})
+        )
         if not self._stored and before is not None:
-            first = PolicyOwnersRecord(version=_FIRST, document=owners_document(before))
-            puts |= table.sealed(version_name(_FIRST), first)
-        revision = await self._registry.commit([self.unchanged()], puts)
+            absent, first = self._first(before)
+            compares, puts = [*compares, absent], puts | first
+        revision = await self._registry.commit(compares, puts)
         if revision is None:
             raise UsageError(
-                "policy.owners.version", "other owners were put into force in the meantime"
+                "policy.owners.version",
+                "another policy or other owners were put into force in the meantime",
             )
         await self._cover(revision)
         await self.refresh()

@@ -5,7 +5,7 @@ attests again: results under older versions are refused after `REAPPRAISAL_SECON
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
@@ -13,7 +13,7 @@ from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.owners import POLICY_LABEL, Owners, parse_signatures
 from sealane.daemon.broker.owners_keeper import OwnersKeeper
 from sealane.daemon.broker.policy import parse_policy
-from sealane.daemon.broker.records import PolicyRecord, Stored
+from sealane.daemon.broker.records import POLICY_NAME, PolicyRecord, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.runtime.clock import monotonic_ns
 from sealane.daemon.runtime.logs import get_logger
@@ -27,8 +27,6 @@ CHANGED: Final = "attestation.policy.changed"
 
 # Upper bound on how late a broker notices another broker's policy if a watch is lost.
 REFRESH_SECONDS: Final = 5
-
-_IN_FORCE: Final = "in-force"
 
 
 class PolicyKeeper:
@@ -51,6 +49,8 @@ class PolicyKeeper:
         self._changed_ns = 0
         self._changing = asyncio.Lock()
         self.policy = NO_POLICY
+        self.signed_by: list[str] = []
+        """Names of the owners who signed the policy in force."""
 
     @property
     def document(self) -> bytes:
@@ -61,19 +61,6 @@ class PolicyKeeper:
     def owners_version(self) -> int:
         """Version of the owners who had to sign it."""
         return 0 if self._stored is None else self._stored.record.owners_version
-
-    @property
-    def signed_by(self) -> list[str]:
-        """Names of the owners who signed it."""
-        if self._stored is None:
-            return []
-        record = self._stored.record
-        owners = self.owners.of_version(record.owners_version)
-        if owners is None:
-            return []
-        signatures = parse_signatures(record.signature, source="the stored policy")
-        found = owners.signers(POLICY_LABEL, record.document, signatures)
-        return sorted(owners.by_id[key_id].name for key_id in found)
 
     async def offer(self, document: bytes, signature: bytes, *, source: str) -> None:
         """Load the stored policy, or the operator's file if newer; at startup and at SIGHUP.
@@ -96,21 +83,25 @@ class PolicyKeeper:
         VerificationError `policy.rolled_back` if it is older than the one in force here; errors of
         `OwnersKeeper.refresh`.
         """
-        stored = await self._registry.policies.get(_IN_FORCE)
+        stored = await self._registry.policies.get(POLICY_NAME)
         # Afterwards: then the owners who signed it are among them.
         await self.owners.refresh()
-        if stored is None or stored == self._stored:
+        if stored is None:
+            return
+        if self._stored is not None and stored.record == self._stored.record:
+            # Maybe stored again, under another record key: at the revision that a commit compares.
+            self._stored = stored
             return
         record, source = stored.record, "the stored policy"
-        signers = self.owners.of_version(record.owners_version)
-        policy = _accepted(record.document, record.signature, by=signers, source=source)
+        owners = self.owners.history.of_policy(record.version, owners_version=record.owners_version)
+        policy, signers = _accepted(record.document, record.signature, by=owners, source=source)
         if policy.version < self.policy.version:
             raise VerificationError(
                 "policy.rolled_back",
                 f"the store holds policy version {policy.version}, but version "
                 f"{self.policy.version} was already in force",
             )
-        self._enact(policy, stored)
+        self._enact(policy, stored, signers)
 
     async def keep_refreshed(self) -> None:
         """Follow other brokers' changes; never returns, ends with VerificationError only.
@@ -158,8 +149,8 @@ class PolicyKeeper:
     ) -> Policy:
         await self.refresh()
         owners, owners_version = self.owners.current, self.owners.version
-        no_later_owners = self.owners.unchanged()
-        policy = _accepted(document, signature, by=owners, source=source)
+        owners_compares, owners_puts = self.owners.kept()
+        policy, signers = _accepted(document, signature, by=owners, source=source)
         before = self.policy
         if policy.version <= before.version:
             raise UsageError(
@@ -178,6 +169,7 @@ class PolicyKeeper:
             digest_before=before.digest,
             signed=owners is not None,
             owners_version=owners_version,
+            signers=sorted(signers),
         )
         record = PolicyRecord(
             version=policy.version,
@@ -186,15 +178,17 @@ class PolicyKeeper:
             owners_version=owners_version,
         )
         revision = await self._registry.commit(
-            [self._registry.policies.unchanged(_IN_FORCE, self._stored), no_later_owners],
-            self._registry.policies.sealed(_IN_FORCE, record),
+            [self._registry.policies.unchanged(POLICY_NAME, self._stored), *owners_compares],
+            self._registry.policies.sealed(POLICY_NAME, record) | owners_puts,
         )
         if revision is None:
             raise UsageError(
                 "policy.version.used",
                 f"{source}: another policy or other owners were put into force in the meantime",
             )
-        self._enact(policy, Stored(record, revision, _IN_FORCE))
+        self._enact(policy, Stored(record, revision, POLICY_NAME), signers)
+        if owners_puts:
+            await self.owners.refresh()
         return policy
 
     def check_version(self, version: int, *, now_ns: int) -> bool:
@@ -211,17 +205,27 @@ class PolicyKeeper:
             )
         return version != self.policy.version
 
-    def _enact(self, policy: Policy, stored: Stored[PolicyRecord]) -> None:
+    def _enact(
+        self, policy: Policy, stored: Stored[PolicyRecord], signers: Mapping[str, str]
+    ) -> None:
         self.policy = policy
+        self.signed_by = sorted(signers.values())
         self._stored = stored
         self._changed_ns = monotonic_ns()
         get_logger().info("policy_in_force", version=policy.version, digest=policy.digest.hex())
         self._changed(policy)
 
 
-def _accepted(document: bytes, signature: bytes, *, by: Owners | None, source: str) -> Policy:
-    """Return the policy in a signed document; errors of `Owners.verify` and `parse_policy`."""
+def _accepted(
+    document: bytes, signature: bytes, *, by: Owners | None, source: str
+) -> tuple[Policy, dict[str, str]]:
+    """Return the policy in a signed document, and the owners who signed it: names by key id.
+
+    Errors of `Owners.verify` and `parse_policy`.
+    """
+    signers: dict[str, str] = {}
     if by is not None:
         signatures = parse_signatures(signature, source=source)
-        by.verify(POLICY_LABEL, document, signatures, what=source)
-    return parse_policy(document, source=source)
+        found = by.verify(POLICY_LABEL, document, signatures, what=source)
+        signers = {key_id: by.by_id[key_id].name for key_id in found}
+    return parse_policy(document, source=source), signers

@@ -450,6 +450,10 @@ class AnchorRecord(Record):
     """Made and checked by the device's owner."""
 
 
+POLICY_NAME: Final = "in-force"
+"""Name of the one record of a policy."""
+
+
 class PolicyRecord(Record):
     """The policy in force, as its owners supplied it; versions only increase.
 
@@ -467,11 +471,14 @@ class PolicyOwnersRecord(Record):
     """A version of the policy's owners (sealane.daemon.broker.owners_keeper).
 
     Without signatures it is what a broker's configuration named: the first ones, or at a reset.
+    `policy_version` is that of the policy in force when they came, 0 before there was one: former
+    owners count for no later one.
     """
 
     version: Annotated[int, Field(ge=0)]
     document: bytes
     signatures: bytes = b""
+    policy_version: Annotated[int, Field(ge=0)] = 0
 
 
 class AuditHeadRecord(Record):

@@ -28,7 +28,7 @@ from sealane.daemon.broker.opening import (
     etcd_credentials,
 )
 from sealane.daemon.broker.owners import Owners
-from sealane.daemon.broker.owners_keeper import trusted_owners
+from sealane.daemon.broker.owners_history import trusted_history
 from sealane.daemon.broker.records import AuthorityRecord, Tables, instance_name
 from sealane.daemon.broker.restored import Accepted, Revision, revised
 from sealane.daemon.broker.snapshot import decoded
@@ -245,7 +245,7 @@ def _check_instance(broker: BrokerConfig, revision: Revision) -> None:
 
 
 def _owners_in(revision: Revision, tables: Tables, configured: Owners | None) -> Owners | None:
-    """Return the policy's owners in the snapshot; errors of `trusted_owners`."""
+    """Return the policy's owners in the snapshot; errors of `trusted_history`."""
     prefix = tables.policy_owners.key("")
     records = [
         tables.policy_owners.opened(Entry(key, value, 0)).record
@@ -255,8 +255,7 @@ def _owners_in(revision: Revision, tables: Tables, configured: Owners | None) ->
     if not records:
         return configured
     trusted = [] if configured is None else [configured]
-    history = trusted_owners(records, trusted=trusted)
-    return history[max(history)]
+    return trusted_history(records, trusted=trusted).current
 
 
 def _check_policy(broker: BrokerConfig, revision: Revision, tables: Tables) -> None:

@@ -302,4 +302,5 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _draft_of(path: Path) -> Path:
-    return path.with_suffix(".new")
+    # Hidden, and with the whole name: `policy.toml.new` may be somebody's own file.
+    return path.with_name(f".{path.name}.new")

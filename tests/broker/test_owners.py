@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from broker.policy_owners import new_keys, owners_of, signed, signed_owners
+from sealane.crypto.audit import GENESIS, Chain
 from sealane.daemon.broker.owners import (
     OWNERS_LABEL,
     POLICY_LABEL,
@@ -27,6 +28,8 @@ from sealane.daemon.broker.owners import (
     verify_succession,
     with_signature,
 )
+from sealane.daemon.config import OWNERS_MAX
+from sealane.daemon.runtime.clock import utc_now
 from sealane.errors import Error, UsageError, VerificationError
 
 A, B, C, D = new_keys(4)
@@ -65,6 +68,31 @@ def test_owner_signs_with_ed25519_or_ecdsa(key: OwnerPrivateKey, is_list: bool) 
     assert parse_owner_key(pem(key.public_key()), source="k") == key.public_key()
     with pytest.raises(VerificationError):
         verify(content, owners, b"version = 2\n")
+
+
+@pytest.mark.parametrize("curve", [ec.SECP192R1(), ec.SECP224R1(), ec.SECP256K1()])
+def test_keys_on_other_curves_are_refused(curve: ec.EllipticCurve) -> None:
+    key = ec.generate_private_key(curve)
+    with pytest.raises(UsageError) as caught:
+        parse_owner_key(pem(key.public_key()), source="k")
+    assert reason_of(caught) == "policy.owner_key.malformed"
+    with pytest.raises(UsageError) as caught:
+        parse_owners(owners_document(owners_of(key, version=1)), source="o")
+    assert reason_of(caught) == "policy.owner_key.malformed"
+
+
+def test_the_ids_of_two_full_lists_fit_a_record_of_the_audit_log() -> None:
+    ids = [f"{i:064x}" for i in range(OWNERS_MAX)]
+    line = Chain(GENESIS).append(
+        "policy.owners.replace",
+        subject="operator",
+        outcome="done",
+        reason="",
+        detail={"digest": bytes(32), "owners": ids, "owners_before": ids, "signers": ids + ids},
+        now=utc_now(),
+    )
+    assert json.loads(line)["detail"]["owners_before"] == ids
+    assert json.loads(line)["detail"]["signers"] == ids + ids
 
 
 def test_threshold_of_owners_signs() -> None:

@@ -14,7 +14,7 @@ from sealane.daemon.broker.owners import POLICY_LABEL, sign_document
 from sealane.daemon.broker.owners_keeper import OwnersKeeper
 from sealane.daemon.broker.policy import POLICY_BYTES_MAX, cautions, parse_policy
 from sealane.daemon.broker.policy_keeper import REAPPRAISAL_SECONDS, PolicyKeeper
-from sealane.daemon.broker.records import PolicyRecord
+from sealane.daemon.broker.records import POLICY_NAME, PolicyRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import Error, UsageError, VerificationError
@@ -147,13 +147,11 @@ async def test_change_by_another_broker_is_taken_over_and_a_roll_back_refused(
         await world.apply(document(1))
         await other.refresh()
         assert other.policy.version == 1
-        before = await world.registry.policies.get(policy_keeper._IN_FORCE)
+        before = await world.registry.policies.get(POLICY_NAME)
         assert before is not None
         await world.apply(document(2))
         await other.refresh()
-        await world.registry.commit(
-            (), world.registry.policies.sealed(policy_keeper._IN_FORCE, before.record)
-        )
+        await world.registry.commit((), world.registry.policies.sealed(POLICY_NAME, before.record))
         assert await refused(other.refresh()) == "policy.rolled_back"
         assert other.policy.version == 2
 
@@ -227,6 +225,6 @@ async def test_stored_policy_must_be_signed(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         record = PolicyRecord(version=1, document=document(1), signature=bytes(64))
         table = world.registry.policies
-        await world.registry.commit((), table.sealed(policy_keeper._IN_FORCE, record))
+        await world.registry.commit((), table.sealed(POLICY_NAME, record))
         assert await refused(world.keeper.refresh()) == "policy.signature"
         assert world.keeper.policy.version == 0
