@@ -179,6 +179,17 @@ class BrokerClient:
             lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
         )
 
+    async def unregister_new(self, volume_id: str, *, revision: int) -> None:
+        """Remove a volume that nothing has used since `revision` registered it.
+
+        UsageError `volume.taken_up.state` if something has; another one from a broker of an earlier
+        release, which can't tell.
+        """
+        request = broker_pb2.UnregisterVolumeRequest(new_volume_id=volume_id, revision=revision)
+        await self._brokers.call(
+            lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
+        )
+
     async def key(self, descriptor: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
         """Fetch the volume key of one epoch; the caller wipes it."""
         request = broker_pb2.GetVolumeKeyRequest(

@@ -77,7 +77,7 @@ async def test_brokers_that_race_make_one_tenant_and_one_volume(registry: Regist
     keys = await asyncio.gather(*(registry.tenant_key("t") for _ in range(8)))
     assert len({bytes(key) for key in keys}) == 1
     made = await asyncio.gather(*(registry.register(volume()) for _ in range(8)))
-    assert [is_new for _, is_new in made].count(True) == 1
+    assert [is_new for _, is_new in made].count(0) == 7
     assert len({record.volume_id for record, _ in made}) == 1
     others = await asyncio.gather(*(registry.register(volume(i)) for i in range(2, 10)))
     assert all(is_new for _, is_new in others)
@@ -97,6 +97,17 @@ async def test_deleted_volume_stays_deleted_and_counts_once(registry: Registry) 
     again, is_new = await registry.register(volume())
     assert is_new
     assert again.volume_id != made.volume_id
+
+
+async def test_a_repeated_registration_is_a_use(registry: Registry) -> None:
+    made, revision = await registry.register(volume())
+    assert await registry.register(volume()) == (made, 0)
+    with pytest.raises(UsageError) as caught:
+        await registry.unregister(made.volume_id, registered_at=revision)
+    assert caught.value.reason == "volume.taken_up.state"
+    other, revision = await registry.register(volume(2))
+    await registry.unregister(other.volume_id, registered_at=revision)
+    assert await registry.registered("t", uuid.UUID(int=2)) is None
 
 
 async def test_endless_race_is_given_up(
