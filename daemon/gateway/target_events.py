@@ -10,7 +10,7 @@ from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.node.channels import until
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import Event, EventLog
-from sealane.errors import Error, UsageError
+from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 from sealane.transport.tasks import TaskOwner
 
@@ -23,6 +23,8 @@ one opens it. Its volumes aren't lost before that."""
 _ASKED_AT_ONCE: Final = 4
 """Volumes for which a target is asked until it answers. One that is away, or still opens its
 volumes, would otherwise be asked for each of a thousand volumes every second."""
+_ACCEPT_SECONDS: Final = 10.0
+"""How long a target may take to accept a call, during which it has one of the turns."""
 _OF_VOLUME: Final = ("store.", "anchor.")
 """Families of reasons for which a target doesn't serve one volume, but may serve others."""
 
@@ -73,7 +75,7 @@ class TargetEvents:
     async def _ask(self, followed: "_Followed", left: asyncio.Future[None], turn: "_Turn") -> float:
         """Publish what the target reports as long as it does; return the pause after it."""
         try:
-            pause = await self._publish(followed, left, turn)
+            return await self._publish(followed, left, turn)
         except UsageError as error:
             if error.reason == "namespace.not_found":
                 turn.end()
@@ -88,9 +90,6 @@ class TargetEvents:
                 return _LOST_RETRY_SECONDS
         except (ValueError, OverflowError):
             get_logger().warning("target_events_interrupted", reason="event.time.malformed")
-        else:
-            followed.note_found()
-            return pause
         return _RETRY_SECONDS
 
     async def _publish(
@@ -102,9 +101,18 @@ class TargetEvents:
             stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
             # Sent when the target has accepted the call. An error is raised by `until`.
             accepted = asyncio.ensure_future(stream.initial_metadata())
-            either: set[asyncio.Future[Any]] = {accepted, left}
+            either: set[asyncio.Future[Any]] = {accepted, left, renewed}
             try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    either, timeout=_ACCEPT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise UnavailableError(
+                        "peer.deadline_exceeded",
+                        f"target {followed.node} has not accepted the call in time",
+                    )
+                if accepted not in done:
+                    return 0
                 if not stream.done():
                     turn.end()
                 async for message in until(stream, renewed, left):
@@ -114,6 +122,7 @@ class TargetEvents:
                 stream.cancel()
                 accepted.cancel()
                 await asyncio.wait({accepted})
+            followed.note_found()
             return 0 if renewed.done() else _RETRY_SECONDS
 
     def _report_lost(self, volume_id: str, error: UsageError) -> None:

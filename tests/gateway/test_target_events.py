@@ -57,10 +57,18 @@ class Fleet:
     def __init__(self) -> None:
         self.answers: dict[str, list[str] | Exception] = {}
         self.opened: list[tuple[str, Stream]] = []
+        self.renewed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def stream(self, node: str) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
-        yield node, asyncio.get_running_loop().create_future()
+        renewed = asyncio.ensure_future(self._renewed())
+        try:
+            yield node, renewed
+        finally:
+            renewed.cancel()
+
+    async def _renewed(self) -> None:
+        await self.renewed.wait()
 
 
 @pytest.fixture
@@ -200,5 +208,30 @@ async def test_one_volume_that_is_not_open_delays_no_other(
     monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", PATIENCE_SECONDS)
     fleet.answers = {"a": UnavailableError("store.open", "its drive is away")}
     async with many_followed(fleet, [Place("a") for _ in range(20)]):
+        while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0)
+
+
+async def test_calls_that_a_target_never_accepts_stop_no_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ACCEPT_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
+    fleet.answers = {"a": Silence()}
+    async with many_followed(fleet, [Place("a") for _ in range(20)]):
+        while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+    open_ones = [stream for _, stream in fleet.opened if not stream.is_cancelled]
+    assert not open_ones
+
+
+async def test_calls_that_wait_for_a_target_end_when_the_certificate_is_renewed(
+    fleet: Fleet,
+) -> None:
+    fleet.answers = {"a": Silence()}
+    async with many_followed(fleet, [Place("a") for _ in range(20)]):
+        while len(fleet.opened) < module._ASKED_AT_ONCE:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        fleet.renewed.set()
         while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0)
