@@ -165,6 +165,7 @@ async def test_a_volume_that_its_target_lost_is_followed_to_the_next(fleet: Flee
     assert len(fleet.opened) == 2, "the lost volume isn't asked for without a pause"
 
 
+AWAY = UnavailableError("peer.unreachable", "connection refused")
 OPENING = UnavailableError("namespace.opening", "the target is still opening its volumes")
 
 
@@ -181,7 +182,7 @@ async def many_followed(fleet: Fleet, places: Sequence[Place]) -> AsyncIterator[
         await following.close()
 
 
-@pytest.mark.parametrize("refusal", [OPENING, Silence()])
+@pytest.mark.parametrize("refusal", [AWAY, Silence()])
 async def test_a_target_that_serves_nobody_is_asked_for_few_volumes_at_a_time(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ) -> None:
@@ -235,3 +236,39 @@ async def test_calls_that_wait_for_a_target_end_when_the_certificate_is_renewed(
         fleet.renewed.set()
         while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0)
+
+
+async def test_a_volume_that_moves_away_while_it_waits_for_a_turn_is_followed_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
+    fleet.answers = {"a": AWAY, "b": ["first"]}
+    places = [Place("a") for _ in range(100)]
+    async with many_followed(fleet, places):
+        while len(fleet.opened) < module._ASKED_AT_ONCE:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        places[50].move("b")
+        while fleet.opened[-1][0] != "b":  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0)
+        assert len(fleet.opened) == module._ASKED_AT_ONCE + 1
+        # What has left the queue has taken no turn along.
+        for place in places[:50]:
+            place.move("b")
+        while len(fleet.opened) < 2 * module._ASKED_AT_ONCE + 51:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+    assert [node for node, _ in fleet.opened].count("b") == 51
+
+
+async def test_volumes_that_a_target_is_still_opening_delay_others_little_and_ask_seldom(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(module, "_REFUSED_SECONDS", 0.02)
+    fleet.answers = {"a": OPENING}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with many_followed(fleet, [Place("a") for _ in range(100)]):
+        while len(fleet.opened) < 100:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+    # 25 times the turns there are.
+    assert loop.time() - began >= (100 / module._ASKED_AT_ONCE - 1) * 0.02 * 0.9
