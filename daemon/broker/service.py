@@ -23,7 +23,7 @@ from sealane.daemon.broker.volume_access import (
     visible_volume,
     wrong_epoch,
 )
-from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid
+from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid, spread
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
@@ -188,7 +188,7 @@ class BrokerService:
             page_size=page_size,
             page_token=page_token,
         )
-        return [signed_descriptor(self.authority, r, caller) for r in page], token
+        return [signed_descriptor(self.authority, r, caller) async for r in spread(page)], token
 
     async def volumes(
         self,

@@ -6,8 +6,9 @@ import uuid
 
 import pytest
 
+from sealane.crypto import certificates
 from sealane.daemon.broker.records import GrantRecord, VolumeRecord
-from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.registry import VOLUMES_PER_TENANT_MAX, Registry
 from sealane.errors import LeaseError, UnavailableError, UsageError
 
 
@@ -122,3 +123,7 @@ async def test_endless_race_is_given_up(
     with pytest.raises(UnavailableError) as caught:
         await registry.settle(lost)
     assert caught.value.reason == "broker.store.contended"
+
+
+def test_signatures_of_all_volumes_of_a_tenant_are_remembered() -> None:
+    assert certificates._verify_descriptor.cache_info().maxsize == VOLUMES_PER_TENANT_MAX
