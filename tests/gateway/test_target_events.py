@@ -207,6 +207,7 @@ async def test_one_volume_that_is_not_open_delays_no_other(
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(module, "_REFUSED_SECONDS", PATIENCE_SECONDS)
     fleet.answers = {"a": UnavailableError("store.open", "its drive is away")}
     async with many_followed(fleet, [Place("a") for _ in range(20)]):
         while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
@@ -227,8 +228,9 @@ async def test_calls_that_a_target_never_accepts_stop_no_others(
 
 
 async def test_calls_that_wait_for_a_target_end_when_the_certificate_is_renewed(
-    fleet: Fleet,
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_ACCEPT_SECONDS", 2 * PATIENCE_SECONDS)
     fleet.answers = {"a": Silence()}
     async with many_followed(fleet, [Place("a") for _ in range(20)]):
         while len(fleet.opened) < module._ASKED_AT_ONCE:  # noqa: ASYNC110 - no event
