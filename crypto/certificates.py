@@ -40,8 +40,9 @@ _SPIFFE_ID: Final = re.compile(r"spiffe://sealane/([a-z]+)/([a-z0-9-]+)")
 CLAIMS_OID: Final = x509.ObjectIdentifier("2.25.167129814220873194053215914867334155049")
 _CLAIMS_BYTES_MAX: Final = 1024
 _DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
-_DESCRIPTORS_KEPT: Final = 4096
-"""Descriptors whose signatures are remembered, of some 200 bytes each."""
+_DESCRIPTORS_KEPT: Final = 16384
+"""Descriptors whose signatures are remembered, with some 0.5 KiB each: as many as a tenant has
+at most. A list of more finds none of them, as each pushes out the one that comes next."""
 _AUTHORIZATION_DOMAIN: Final = b"sealane peer authorization v1\0"
 
 

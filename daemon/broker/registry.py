@@ -259,10 +259,12 @@ class Registry(Tables):
 
     async def register(
         self, record: VolumeRecord, *, any_target: bool = False
-    ) -> tuple[VolumeRecord, bool]:
-        """Store `record`, or return what the same request stored before; True: it is new.
+    ) -> tuple[VolumeRecord, int]:
+        """Store `record`, and return it with the store's revision.
 
-        With `any_target`, also what it stored on another target.
+        Return what the same request stored before with 0, and write it once more: it is no longer
+        as it was registered (see `unregister`). With `any_target`, also what it stored on another
+        target.
 
         A volume on a target is placed on the device that the target serves. A volume on a third
         party that names a device is a device itself, created here. UsageError
@@ -270,12 +272,12 @@ class Registry(Tables):
         """
         request = f"{record.tenant}/{record.request_id}"
 
-        async def attempt() -> tuple[VolumeRecord, bool] | None:
+        async def attempt() -> tuple[VolumeRecord, int] | None:
             known = await self.requests.get(request)
             if known is not None:
                 stored = await self.volumes.get(str(known.record.volume_id))
                 # Deleted in the meantime, and the request with it, as the next attempt will see.
-                if stored is None:
+                if stored is None or stored.record.is_deleted:
                     return None
                 asked = known.record.sector_count or stored.record.sector_count
                 place = stored.record.target_node if any_target else record.target_node
@@ -285,7 +287,12 @@ class Registry(Tables):
                         "volume.request.exists",
                         "this request id was used for a different volume: use a new one",
                     )
-                return stored.record, False
+                name = str(stored.record.volume_id)
+                taken_up = await self.commit(
+                    [self.volumes.unchanged(name, stored)],
+                    self.volumes.sealed(name, stored.record),
+                )
+                return None if taken_up is None else (stored.record, 0)
             tenant = await self.tenants.get(record.tenant)
             compares: list[Compare] = []
             if tenant is None:
@@ -333,7 +340,7 @@ class Registry(Tables):
                     **puts,
                 },
             )
-            return None if revision is None else (made, True)
+            return None if revision is None else (made, revision)
 
         return await self.settle(attempt)
 
@@ -388,14 +395,23 @@ class Registry(Tables):
         """Set a share of a volume; UsageError `volume.not_found`, `volume.share.limit`."""
         return await self.change_volume(volume_id, lambda volume: volume.with_share(share))
 
-    async def unregister(self, volume_id: uuid.UUID) -> int:
-        """Mark a volume deleted, forget the request that created it; return the revision."""
+    async def unregister(self, volume_id: uuid.UUID, *, registered_at: int = 0) -> int:
+        """Mark a volume deleted, forget the request that created it; return the revision.
+
+        With `registered_at`, only if its record is as that revision registered it: UsageError
+        `volume.taken_up.state` if the registration was repeated, or something else has changed it.
+        """
 
         async def attempt() -> int | None:
             name = str(volume_id)
             stored = await self.volumes.get(name)
             if stored is None or stored.record.is_deleted:
                 return 0 if stored is None else stored.revision
+            if registered_at and stored.revision != registered_at:
+                raise UsageError(
+                    "volume.taken_up.state",
+                    f"volume {volume_id} has been used since it was registered",
+                )
             before = stored.record
             tenant = await self.tenants.get(before.tenant)
             if tenant is None:

@@ -23,7 +23,7 @@ from sealane.daemon.broker.volume_access import (
     visible_volume,
     wrong_epoch,
 )
-from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid
+from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid, spread
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UsageError, VerificationError
@@ -129,9 +129,11 @@ class BrokerService:
             request_id=parse_uuid(request_id, what="request id"),
             device_id=volume_id if is_anchored else None,
         )
-        stored, is_new = await self.registry.register(record, any_target=any_target)
+        stored, revision = await self.registry.register(record, any_target=any_target)
         return broker_pb2.RegisterVolumeResponse(
-            volume=signed_descriptor(self.authority, stored, caller), is_new=is_new
+            volume=signed_descriptor(self.authority, stored, caller),
+            is_new=revision > 0,
+            revision=revision,
         )
 
     async def descriptor(
@@ -186,7 +188,7 @@ class BrokerService:
             page_size=page_size,
             page_token=page_token,
         )
-        return [signed_descriptor(self.authority, r, caller) for r in page], token
+        return [signed_descriptor(self.authority, r, caller) async for r in spread(page)], token
 
     async def volumes(
         self,
@@ -277,10 +279,16 @@ class BrokerService:
             sector_count=sector_count,
         )
 
-    async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
-        """Remove a volume: its keys are never released again."""
+    async def unregister_volume(
+        self, caller: Subject, volume_id: str, *, registered_at: int = 0
+    ) -> None:
+        """Remove a volume: its keys are never released again.
+
+        With `registered_at`, only if it is as that revision registered it; UsageError
+        `volume.taken_up.state`.
+        """
         record = await own_volume(self.registry, caller, volume_id)
-        revision = await self.registry.unregister(record.volume_id)
+        revision = await self.registry.unregister(record.volume_id, registered_at=registered_at)
         # A rolled-back store must not release the key of a deleted volume.
         await self._instance.cover(revision)
         await self.audit.record(

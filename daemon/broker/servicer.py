@@ -19,6 +19,7 @@ from sealane.daemon.broker.verifier import VerifierService
 from sealane.daemon.node.kept_anchors import succession_message
 from sealane.daemon.runtime.authorizers import Authorizer, Context
 from sealane.daemon.runtime.clock import monotonic_ns, utc_now
+from sealane.errors import UsageError
 from sealane.protocol.v1 import (
     attestation_pb2,
     attestation_pb2_grpc,
@@ -159,8 +160,16 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     ) -> empty_pb2.Empty:
         """Remove a volume."""
         caller = self._caller(context)
-        async with self._recorded("volume.unregister", caller, volume_id=request.volume_id):
-            await self._broker.unregister_volume(caller, request.volume_id)
+        volume_id, registered_at = request.volume_id, 0
+        if not volume_id:
+            volume_id, registered_at = request.new_volume_id, request.revision
+            if registered_at <= 0:
+                raise UsageError(
+                    "request.malformed",
+                    f"revision {registered_at}; allowed: that of a registration",
+                )
+        async with self._recorded("volume.unregister", caller, volume_id=volume_id):
+            await self._broker.unregister_volume(caller, volume_id, registered_at=registered_at)
         return empty_pb2.Empty()
 
     async def SetVolumeShare(

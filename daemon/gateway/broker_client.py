@@ -13,6 +13,7 @@ from sealane.crypto.lease import RETURN_TOKEN_BYTES, CounterRange, Lease
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.node.brokers import Brokers
 from sealane.daemon.node.identity import Identity
+from sealane.daemon.runtime.calls import spread
 from sealane.daemon.volume.descriptors import open_descriptor
 from sealane.errors import LeaseError, UsageError, VerificationError
 from sealane.protocol.sector import SECTOR_BYTES
@@ -108,7 +109,8 @@ class BrokerClient:
             )
         )
         anchors = self._identity.anchors
-        return [open_descriptor(anchors, v) for v in page.volumes], page.next_page_token
+        opened = [open_descriptor(anchors, v) async for v in spread(page.volumes)]
+        return opened, page.next_page_token
 
     async def descriptors_of(
         self, volume_ids: Collection[str]
@@ -175,6 +177,17 @@ class BrokerClient:
     async def unregister(self, volume_id: str) -> None:
         """Remove a volume at the broker."""
         request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
+        await self._brokers.call(
+            lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
+        )
+
+    async def unregister_new(self, volume_id: str, *, revision: int) -> None:
+        """Remove a volume that nothing has used since `revision` registered it.
+
+        UsageError `volume.taken_up.state` if something has; another one from a broker of an earlier
+        release, which can't tell.
+        """
+        request = broker_pb2.UnregisterVolumeRequest(new_volume_id=volume_id, revision=revision)
         await self._brokers.call(
             lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
         )

@@ -10,7 +10,7 @@ from sealane.daemon.gateway.targets import Place, Targets
 from sealane.daemon.node.channels import until
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.volume.events import Event, EventLog
-from sealane.errors import Error, UsageError
+from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 from sealane.transport.tasks import TaskOwner
 
@@ -23,6 +23,12 @@ one opens it. Its volumes aren't lost before that."""
 _ASKED_AT_ONCE: Final = 4
 """Volumes for which a target is asked until it answers. One that is away, or still opens its
 volumes, would otherwise be asked for each of a thousand volumes every second."""
+_ACCEPT_SECONDS: Final = 10.0
+"""How long a target may take to accept a call, during which it has one of the turns."""
+_REFUSED_SECONDS: Final = 0.1
+"""How long a turn is kept after a refusal: a target gets at most 40 such calls a second."""
+_UNANSWERED: Final = ("peer.", "connection.")
+"""Families of reasons that the target itself didn't give."""
 _OF_VOLUME: Final = ("store.", "anchor.")
 """Families of reasons for which a target doesn't serve one volume, but may serve others."""
 
@@ -61,7 +67,7 @@ class TargetEvents:
             followed.note_move(place.node)
             left = asyncio.ensure_future(place.left(followed.node))
             try:
-                async with _Turn(self._turns[followed.node]) as turn:
+                async with _Turn(self._turns[followed.node], left) as turn:
                     if left.done():
                         continue
                     pause = await self._ask(followed, left, turn)
@@ -73,7 +79,7 @@ class TargetEvents:
     async def _ask(self, followed: "_Followed", left: asyncio.Future[None], turn: "_Turn") -> float:
         """Publish what the target reports as long as it does; return the pause after it."""
         try:
-            pause = await self._publish(followed, left, turn)
+            return await self._publish(followed, left, turn)
         except UsageError as error:
             if error.reason == "namespace.not_found":
                 turn.end()
@@ -81,16 +87,15 @@ class TargetEvents:
                     self._report_lost(followed.volume_id, error)
                 return _LOST_RETRY_SECONDS
             get_logger().warning("target_events_interrupted", reason=error.reason)
+            await _end_refused(error, left, turn)
         except Error as error:
             get_logger().info("target_events_interrupted", reason=error.reason)
             if error.reason.startswith(_OF_VOLUME):
                 turn.end()
                 return _LOST_RETRY_SECONDS
+            await _end_refused(error, left, turn)
         except (ValueError, OverflowError):
             get_logger().warning("target_events_interrupted", reason="event.time.malformed")
-        else:
-            followed.note_found()
-            return pause
         return _RETRY_SECONDS
 
     async def _publish(
@@ -102,9 +107,18 @@ class TargetEvents:
             stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
             # Sent when the target has accepted the call. An error is raised by `until`.
             accepted = asyncio.ensure_future(stream.initial_metadata())
-            either: set[asyncio.Future[Any]] = {accepted, left}
+            either: set[asyncio.Future[Any]] = {accepted, left, renewed}
             try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    either, timeout=_ACCEPT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise UnavailableError(
+                        "peer.deadline_exceeded",
+                        f"target {followed.node} has not accepted the call in time",
+                    )
+                if accepted not in done:
+                    return 0
                 if not stream.done():
                     turn.end()
                 async for message in until(stream, renewed, left):
@@ -114,6 +128,7 @@ class TargetEvents:
                 stream.cancel()
                 accepted.cancel()
                 await asyncio.wait({accepted})
+            followed.note_found()
             return 0 if renewed.done() else _RETRY_SECONDS
 
     def _report_lost(self, volume_id: str, error: UsageError) -> None:
@@ -150,15 +165,24 @@ class _Followed:
 
 
 class _Turn:
-    """One of the turns to ask a target; ends with the block at the latest."""
+    """One of the turns to ask a target; ends with the block at the latest.
 
-    def __init__(self, turns: asyncio.Semaphore) -> None:
+    The block begins without one if the volume leaves the target first.
+    """
+
+    def __init__(self, turns: asyncio.Semaphore, left: asyncio.Future[None]) -> None:
         self._turns = turns
-        self._is_held = False
+        self._left = left
+        self._acquiring: asyncio.Future[Any] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._turns.acquire()
-        self._is_held = True
+        self._acquiring = asyncio.ensure_future(self._turns.acquire())
+        either: set[asyncio.Future[Any]] = {self._acquiring, self._left}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.end()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -166,9 +190,21 @@ class _Turn:
 
     def end(self) -> None:
         """Let the next one ask, if it may not already."""
-        if self._is_held:
-            self._is_held = False
+        acquiring, self._acquiring = self._acquiring, None
+        if acquiring is not None:
+            acquiring.add_done_callback(self._release)
+            acquiring.cancel()
+
+    def _release(self, acquiring: asyncio.Future[Any]) -> None:
+        if not acquiring.cancelled():
             self._turns.release()
+
+
+async def _end_refused(error: Error, left: asyncio.Future[None], turn: _Turn) -> None:
+    """End the turn soon if the target has answered; if not, it is kept for the whole pause."""
+    if not error.reason.startswith(_UNANSWERED):
+        await asyncio.wait({left}, timeout=_REFUSED_SECONDS)
+        turn.end()
 
 
 def _event(volume_id: str, message: storage_pb2.VolumeEvent) -> Event:

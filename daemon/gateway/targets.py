@@ -124,7 +124,8 @@ class Targets:
         made the volume there. It is asked for nothing else.
 
         The target can't be removed meanwhile. UsageError `volume.target` if there is no such
-        target; UnavailableError `volume.target.none` if none takes a volume, and `earlier` returns
+        target, `volume.target.unknown` if the earlier call's isn't configured here;
+        UnavailableError `volume.target.none` if none takes a volume, and `earlier` returns
         an empty text.
         """
         node = named or await self._best_or(earlier, size_bytes)
@@ -232,6 +233,8 @@ class Targets:
             return await self._best(size_bytes)
         except UnavailableError:
             if node := await earlier():
+                # The caller hasn't named it.
+                self._address(node)
                 return node
             raise
 

@@ -267,19 +267,35 @@ class VolumeService:
         try:
             await self._back_ends.create(registered)
         except (Error, asyncio.CancelledError):
-            # Leave nothing half-made: a retry registers the volume again. But a volume from an
-            # earlier call with this request id may hold data by now; and only an operator can
-            # remove what a cancelled call has laid out on a third party.
+            # A volume from an earlier call with this request id may hold data by now.
             if registered.is_new:
-                if not descriptor.third_party:
-                    with contextlib.suppress(Error):
-                        await self._back_ends.delete_namespace(descriptor)
-                with contextlib.suppress(Error):
-                    await self._broker.unregister(descriptor.volume_id)
+                await self._remove_new(descriptor, revision=registered.revision)
             raise
         _warn(descriptor)
         self._fillings.start(descriptor)
         return descriptor
+
+    async def _remove_new(self, descriptor: broker_pb2.VolumeDescriptor, *, revision: int) -> None:
+        """Leave nothing half-made, unless another call has taken the volume up.
+
+        The target may have made the volume although its answer didn't arrive, and another gateway
+        may have returned it for the same request. So the broker decides first, and what is stored
+        is removed only once nobody can be given the volume: a retry registers another one. Only an
+        operator can remove what a cancelled call has laid out on a third party.
+        """
+        try:
+            await self._broker.unregister_new(descriptor.volume_id, revision=revision)
+        except Error as error:
+            if error.reason != "volume.not_found":
+                get_logger().warning(
+                    "volume_create_incomplete", volume_id=descriptor.volume_id, reason=error.reason
+                )
+                # This gateway fills it, whichever one returned it.
+                self._fillings.start(descriptor)
+                return
+        if not descriptor.third_party:
+            with contextlib.suppress(Error):
+                await self._back_ends.delete_namespace(descriptor)
 
     async def on_targets(self, nodes: Collection[str]) -> dict[str, str]:
         """Return the tenant's volumes on these targets, and those used here, with their targets.

@@ -8,10 +8,10 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
@@ -33,7 +33,10 @@ STREAM_CHECK_SECONDS: Final = 5.0
 """The longest time by which a stream outlives its caller's authorization, while the caller takes
 what is sent; one that takes nothing keeps it for `STREAM_WRITE_SECONDS` at most."""
 
+_Item = TypeVar("_Item")
+
 PAGE_SIZE_MAX: Final = 1000
+_ITEMS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +348,14 @@ def parse_uuid(text: str, *, what: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError as error:
         raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error
+
+
+async def spread(items: Iterable[_Item]) -> AsyncIterator[_Item]:
+    """Yield items, and let the event loop run between some: each takes up to 0.4 ms to verify."""
+    for number, item in enumerate(items):
+        if number % _ITEMS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        yield item
 
 
 def page_limit(page_size: int) -> int:

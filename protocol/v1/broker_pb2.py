@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sealane/protocol/v1/broker.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xc5\x02\n\x10VolumeDescriptor\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x14\n\x0csector_count\x18\x03 \x01(\x04\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0btarget_node\x18\x05 \x01(\t\x12\x11\n\tkey_epoch\x18\x06 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x07 \x01(\t\x12\x0c\n\x04mode\x18\x08 \x01(\t\x12\x13\n\x0bthird_party\x18\t \x01(\t\x12\x14\n\x0c\x66ully_sealed\x18\n \x01(\x08\x12\x17\n\x0f\x66illing_gateway\x18\x0b \x01(\t\x12\x18\n\x10oldest_key_epoch\x18\x0c \x01(\r\x12\'\n\x06shares\x18\r \x03(\x0b\x32\x17.sealane.v1.VolumeShare\x12\x11\n\tdevice_id\x18\x0e \x01(\t\"0\n\x0bVolumeShare\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tread_only\x18\x02 \x01(\x08\"?\n\x16SignedVolumeDescriptor\x12\x12\n\ndescriptor\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xb7\x01\n\x15RegisterVolumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btarget_node\x18\x04 \x01(\t\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x13\n\x0bthird_party\x18\x06 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x08 \x01(\t\x12\x12\n\nany_target\x18\t \x01(\x08J\x04\x08\x07\x10\x08\"\\\n\x16RegisterVolumeResponse\x12\x32\n\x06volume\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\x12\x0e\n\x06is_new\x18\x02 \x01(\x08\"C\n\x1aGetVolumeDescriptorRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\",\n\x17UnregisterVolumeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\")\n\x14\x46inishFillingRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\";\n\x12\x42\x65ginResizeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"<\n\x13\x46inishResizeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"R\n\x15SetVolumeShareRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12&\n\x05share\x18\x02 \x01(\x0b\x32\x17.sealane.v1.VolumeShare\"=\n\x18RemoveVolumeShareRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"Y\n\x1cListVolumeDescriptorsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nvolume_ids\x18\x03 \x03(\t\"m\n\x1dListVolumeDescriptorsResponse\x12\x33\n\x07volumes\x18\x01 \x03(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"O\n\x13GetVolumeKeyRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x11\n\tkey_epoch\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\x0c\"4\n\x0fSealedVolumeKey\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"M\n\x11GrantLeaseRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x11\n\tkey_epoch\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\x0c\"^\n\x0bSealedLease\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x17\n\x0f\x62roker_instance\x18\x03 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x04 \x01(\r\"\xaf\x01\n\x05Lease\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x11\n\tkey_epoch\x18\x02 \x01(\r\x12\x17\n\x0f\x62roker_instance\x18\x03 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x04 \x01(\r\x12\x15\n\rcounter_start\x18\x05 \x01(\x04\x12\x10\n\x08lease_id\x18\x06 \x01(\x04\x12\x13\n\x0b\x63ounter_end\x18\x07 \x01(\x04\x12\x14\n\x0creturn_token\x18\x08 \x01(\x0c\"\x8e\x01\n\x12ReturnLeaseRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x17\n\x0f\x62roker_instance\x18\x02 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x03 \x01(\r\x12\x10\n\x08lease_id\x18\x04 \x01(\x04\x12\x0f\n\x07touched\x18\x05 \x01(\x04\x12\x14\n\x0creturn_token\x18\x06 \x01(\x0c\"\'\n\x13ReturnLeaseResponse\x12\x10\n\x08\x63ounters\x18\x01 \x01(\x04\x32\x9e\x08\n\x06\x42roker\x12W\n\x0eRegisterVolume\x12!.sealane.v1.RegisterVolumeRequest\x1a\".sealane.v1.RegisterVolumeResponse\x12\x61\n\x13GetVolumeDescriptor\x12&.sealane.v1.GetVolumeDescriptorRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12l\n\x15ListVolumeDescriptors\x12(.sealane.v1.ListVolumeDescriptorsRequest\x1a).sealane.v1.ListVolumeDescriptorsResponse\x12O\n\x10UnregisterVolume\x12#.sealane.v1.UnregisterVolumeRequest\x1a\x16.google.protobuf.Empty\x12U\n\rFinishFilling\x12 .sealane.v1.FinishFillingRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12Q\n\x0b\x42\x65ginResize\x12\x1e.sealane.v1.BeginResizeRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12S\n\x0c\x46inishResize\x12\x1f.sealane.v1.FinishResizeRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12W\n\x0eSetVolumeShare\x12!.sealane.v1.SetVolumeShareRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12]\n\x11RemoveVolumeShare\x12$.sealane.v1.RemoveVolumeShareRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12L\n\x0cGetVolumeKey\x12\x1f.sealane.v1.GetVolumeKeyRequest\x1a\x1b.sealane.v1.SealedVolumeKey\x12\x44\n\nGrantLease\x12\x1d.sealane.v1.GrantLeaseRequest\x1a\x17.sealane.v1.SealedLease\x12N\n\x0bReturnLease\x12\x1e.sealane.v1.ReturnLeaseRequest\x1a\x1f.sealane.v1.ReturnLeaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n sealane/protocol/v1/broker.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xc5\x02\n\x10VolumeDescriptor\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x14\n\x0csector_count\x18\x03 \x01(\x04\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x13\n\x0btarget_node\x18\x05 \x01(\t\x12\x11\n\tkey_epoch\x18\x06 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x07 \x01(\t\x12\x0c\n\x04mode\x18\x08 \x01(\t\x12\x13\n\x0bthird_party\x18\t \x01(\t\x12\x14\n\x0c\x66ully_sealed\x18\n \x01(\x08\x12\x17\n\x0f\x66illing_gateway\x18\x0b \x01(\t\x12\x18\n\x10oldest_key_epoch\x18\x0c \x01(\r\x12\'\n\x06shares\x18\r \x03(\x0b\x32\x17.sealane.v1.VolumeShare\x12\x11\n\tdevice_id\x18\x0e \x01(\t\"0\n\x0bVolumeShare\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tread_only\x18\x02 \x01(\x08\"?\n\x16SignedVolumeDescriptor\x12\x12\n\ndescriptor\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xb7\x01\n\x15RegisterVolumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btarget_node\x18\x04 \x01(\t\x12\x0c\n\x04mode\x18\x05 \x01(\t\x12\x13\n\x0bthird_party\x18\x06 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x08 \x01(\t\x12\x12\n\nany_target\x18\t \x01(\x08J\x04\x08\x07\x10\x08\"n\n\x16RegisterVolumeResponse\x12\x32\n\x06volume\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\x12\x0e\n\x06is_new\x18\x02 \x01(\x08\x12\x10\n\x08revision\x18\x03 \x01(\x03\"C\n\x1aGetVolumeDescriptorRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"U\n\x17UnregisterVolumeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x15\n\rnew_volume_id\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x03\")\n\x14\x46inishFillingRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\";\n\x12\x42\x65ginResizeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"<\n\x13\x46inishResizeRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"R\n\x15SetVolumeShareRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12&\n\x05share\x18\x02 \x01(\x0b\x32\x17.sealane.v1.VolumeShare\"=\n\x18RemoveVolumeShareRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"Y\n\x1cListVolumeDescriptorsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x12\n\nvolume_ids\x18\x03 \x03(\t\"m\n\x1dListVolumeDescriptorsResponse\x12\x33\n\x07volumes\x18\x01 \x03(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"O\n\x13GetVolumeKeyRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x11\n\tkey_epoch\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\x0c\"4\n\x0fSealedVolumeKey\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"M\n\x11GrantLeaseRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x11\n\tkey_epoch\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\x0c\"^\n\x0bSealedLease\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x17\n\x0f\x62roker_instance\x18\x03 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x04 \x01(\r\"\xaf\x01\n\x05Lease\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x11\n\tkey_epoch\x18\x02 \x01(\r\x12\x17\n\x0f\x62roker_instance\x18\x03 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x04 \x01(\r\x12\x15\n\rcounter_start\x18\x05 \x01(\x04\x12\x10\n\x08lease_id\x18\x06 \x01(\x04\x12\x13\n\x0b\x63ounter_end\x18\x07 \x01(\x04\x12\x14\n\x0creturn_token\x18\x08 \x01(\x0c\"\x8e\x01\n\x12ReturnLeaseRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x17\n\x0f\x62roker_instance\x18\x02 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x03 \x01(\r\x12\x10\n\x08lease_id\x18\x04 \x01(\x04\x12\x0f\n\x07touched\x18\x05 \x01(\x04\x12\x14\n\x0creturn_token\x18\x06 \x01(\x0c\"\'\n\x13ReturnLeaseResponse\x12\x10\n\x08\x63ounters\x18\x01 \x01(\x04\x32\x9e\x08\n\x06\x42roker\x12W\n\x0eRegisterVolume\x12!.sealane.v1.RegisterVolumeRequest\x1a\".sealane.v1.RegisterVolumeResponse\x12\x61\n\x13GetVolumeDescriptor\x12&.sealane.v1.GetVolumeDescriptorRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12l\n\x15ListVolumeDescriptors\x12(.sealane.v1.ListVolumeDescriptorsRequest\x1a).sealane.v1.ListVolumeDescriptorsResponse\x12O\n\x10UnregisterVolume\x12#.sealane.v1.UnregisterVolumeRequest\x1a\x16.google.protobuf.Empty\x12U\n\rFinishFilling\x12 .sealane.v1.FinishFillingRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12Q\n\x0b\x42\x65ginResize\x12\x1e.sealane.v1.BeginResizeRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12S\n\x0c\x46inishResize\x12\x1f.sealane.v1.FinishResizeRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12W\n\x0eSetVolumeShare\x12!.sealane.v1.SetVolumeShareRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12]\n\x11RemoveVolumeShare\x12$.sealane.v1.RemoveVolumeShareRequest\x1a\".sealane.v1.SignedVolumeDescriptor\x12L\n\x0cGetVolumeKey\x12\x1f.sealane.v1.GetVolumeKeyRequest\x1a\x1b.sealane.v1.SealedVolumeKey\x12\x44\n\nGrantLease\x12\x1d.sealane.v1.GrantLeaseRequest\x1a\x17.sealane.v1.SealedLease\x12N\n\x0bReturnLease\x12\x1e.sealane.v1.ReturnLeaseRequest\x1a\x1f.sealane.v1.ReturnLeaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,39 +41,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERVOLUMEREQUEST']._serialized_start=521
   _globals['_REGISTERVOLUMEREQUEST']._serialized_end=704
   _globals['_REGISTERVOLUMERESPONSE']._serialized_start=706
-  _globals['_REGISTERVOLUMERESPONSE']._serialized_end=798
-  _globals['_GETVOLUMEDESCRIPTORREQUEST']._serialized_start=800
-  _globals['_GETVOLUMEDESCRIPTORREQUEST']._serialized_end=867
-  _globals['_UNREGISTERVOLUMEREQUEST']._serialized_start=869
-  _globals['_UNREGISTERVOLUMEREQUEST']._serialized_end=913
-  _globals['_FINISHFILLINGREQUEST']._serialized_start=915
-  _globals['_FINISHFILLINGREQUEST']._serialized_end=956
-  _globals['_BEGINRESIZEREQUEST']._serialized_start=958
-  _globals['_BEGINRESIZEREQUEST']._serialized_end=1017
-  _globals['_FINISHRESIZEREQUEST']._serialized_start=1019
-  _globals['_FINISHRESIZEREQUEST']._serialized_end=1079
-  _globals['_SETVOLUMESHAREREQUEST']._serialized_start=1081
-  _globals['_SETVOLUMESHAREREQUEST']._serialized_end=1163
-  _globals['_REMOVEVOLUMESHAREREQUEST']._serialized_start=1165
-  _globals['_REMOVEVOLUMESHAREREQUEST']._serialized_end=1226
-  _globals['_LISTVOLUMEDESCRIPTORSREQUEST']._serialized_start=1228
-  _globals['_LISTVOLUMEDESCRIPTORSREQUEST']._serialized_end=1317
-  _globals['_LISTVOLUMEDESCRIPTORSRESPONSE']._serialized_start=1319
-  _globals['_LISTVOLUMEDESCRIPTORSRESPONSE']._serialized_end=1428
-  _globals['_GETVOLUMEKEYREQUEST']._serialized_start=1430
-  _globals['_GETVOLUMEKEYREQUEST']._serialized_end=1509
-  _globals['_SEALEDVOLUMEKEY']._serialized_start=1511
-  _globals['_SEALEDVOLUMEKEY']._serialized_end=1563
-  _globals['_GRANTLEASEREQUEST']._serialized_start=1565
-  _globals['_GRANTLEASEREQUEST']._serialized_end=1642
-  _globals['_SEALEDLEASE']._serialized_start=1644
-  _globals['_SEALEDLEASE']._serialized_end=1738
-  _globals['_LEASE']._serialized_start=1741
-  _globals['_LEASE']._serialized_end=1916
-  _globals['_RETURNLEASEREQUEST']._serialized_start=1919
-  _globals['_RETURNLEASEREQUEST']._serialized_end=2061
-  _globals['_RETURNLEASERESPONSE']._serialized_start=2063
-  _globals['_RETURNLEASERESPONSE']._serialized_end=2102
-  _globals['_BROKER']._serialized_start=2105
-  _globals['_BROKER']._serialized_end=3159
+  _globals['_REGISTERVOLUMERESPONSE']._serialized_end=816
+  _globals['_GETVOLUMEDESCRIPTORREQUEST']._serialized_start=818
+  _globals['_GETVOLUMEDESCRIPTORREQUEST']._serialized_end=885
+  _globals['_UNREGISTERVOLUMEREQUEST']._serialized_start=887
+  _globals['_UNREGISTERVOLUMEREQUEST']._serialized_end=972
+  _globals['_FINISHFILLINGREQUEST']._serialized_start=974
+  _globals['_FINISHFILLINGREQUEST']._serialized_end=1015
+  _globals['_BEGINRESIZEREQUEST']._serialized_start=1017
+  _globals['_BEGINRESIZEREQUEST']._serialized_end=1076
+  _globals['_FINISHRESIZEREQUEST']._serialized_start=1078
+  _globals['_FINISHRESIZEREQUEST']._serialized_end=1138
+  _globals['_SETVOLUMESHAREREQUEST']._serialized_start=1140
+  _globals['_SETVOLUMESHAREREQUEST']._serialized_end=1222
+  _globals['_REMOVEVOLUMESHAREREQUEST']._serialized_start=1224
+  _globals['_REMOVEVOLUMESHAREREQUEST']._serialized_end=1285
+  _globals['_LISTVOLUMEDESCRIPTORSREQUEST']._serialized_start=1287
+  _globals['_LISTVOLUMEDESCRIPTORSREQUEST']._serialized_end=1376
+  _globals['_LISTVOLUMEDESCRIPTORSRESPONSE']._serialized_start=1378
+  _globals['_LISTVOLUMEDESCRIPTORSRESPONSE']._serialized_end=1487
+  _globals['_GETVOLUMEKEYREQUEST']._serialized_start=1489
+  _globals['_GETVOLUMEKEYREQUEST']._serialized_end=1568
+  _globals['_SEALEDVOLUMEKEY']._serialized_start=1570
+  _globals['_SEALEDVOLUMEKEY']._serialized_end=1622
+  _globals['_GRANTLEASEREQUEST']._serialized_start=1624
+  _globals['_GRANTLEASEREQUEST']._serialized_end=1701
+  _globals['_SEALEDLEASE']._serialized_start=1703
+  _globals['_SEALEDLEASE']._serialized_end=1797
+  _globals['_LEASE']._serialized_start=1800
+  _globals['_LEASE']._serialized_end=1975
+  _globals['_RETURNLEASEREQUEST']._serialized_start=1978
+  _globals['_RETURNLEASEREQUEST']._serialized_end=2120
+  _globals['_RETURNLEASERESPONSE']._serialized_start=2122
+  _globals['_RETURNLEASERESPONSE']._serialized_end=2161
+  _globals['_BROKER']._serialized_start=2164
+  _globals['_BROKER']._serialized_end=3218
 # @@protoc_insertion_point(module_scope)

@@ -187,8 +187,11 @@ class RegisterVolumeResponse(message.Message):
 
     VOLUME_FIELD_NUMBER: builtins.int
     IS_NEW_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     is_new: builtins.bool
     """false: an earlier call with this request id registered it"""
+    revision: builtins.int
+    """Store revision that registered it, if it is new: for UnregisterVolume."""
     @builtins.property
     def volume(self) -> SignedVolumeDescriptor: ...
     def __init__(
@@ -196,10 +199,11 @@ class RegisterVolumeResponse(message.Message):
         *,
         volume: SignedVolumeDescriptor | None = ...,
         is_new: builtins.bool = ...,
+        revision: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["volume", b"volume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["is_new", b"is_new", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_new", b"is_new", "revision", b"revision", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,15 +233,24 @@ class UnregisterVolumeRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     VOLUME_ID_FIELD_NUMBER: builtins.int
+    NEW_VOLUME_ID_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
+    new_volume_id: builtins.str
+    """Without a volume id: this volume, if nothing has used it since that revision registered it. A
+    repeated registration counts as a use.
+    """
+    revision: builtins.int
     def __init__(
         self,
         *,
         volume_id: builtins.str = ...,
+        new_volume_id: builtins.str = ...,
+        revision: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["new_volume_id", b"new_volume_id", "revision", b"revision", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -773,6 +773,7 @@ ReasonId = Literal[
     "volume.share.tenant",
     "volume.share.third_party",
     "volume.size",
+    "volume.taken_up.state",
     "volume.target",
     "volume.target.none",
     "volume.target.unknown",

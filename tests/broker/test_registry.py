@@ -6,8 +6,9 @@ import uuid
 
 import pytest
 
+from sealane.crypto import certificates
 from sealane.daemon.broker.records import GrantRecord, VolumeRecord
-from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.registry import VOLUMES_PER_TENANT_MAX, Registry
 from sealane.errors import LeaseError, UnavailableError, UsageError
 
 
@@ -77,7 +78,7 @@ async def test_brokers_that_race_make_one_tenant_and_one_volume(registry: Regist
     keys = await asyncio.gather(*(registry.tenant_key("t") for _ in range(8)))
     assert len({bytes(key) for key in keys}) == 1
     made = await asyncio.gather(*(registry.register(volume()) for _ in range(8)))
-    assert [is_new for _, is_new in made].count(True) == 1
+    assert [is_new for _, is_new in made].count(0) == 7
     assert len({record.volume_id for record, _ in made}) == 1
     others = await asyncio.gather(*(registry.register(volume(i)) for i in range(2, 10)))
     assert all(is_new for _, is_new in others)
@@ -99,6 +100,17 @@ async def test_deleted_volume_stays_deleted_and_counts_once(registry: Registry) 
     assert again.volume_id != made.volume_id
 
 
+async def test_a_repeated_registration_is_a_use(registry: Registry) -> None:
+    made, revision = await registry.register(volume())
+    assert await registry.register(volume()) == (made, 0)
+    with pytest.raises(UsageError) as caught:
+        await registry.unregister(made.volume_id, registered_at=revision)
+    assert caught.value.reason == "volume.taken_up.state"
+    other, revision = await registry.register(volume(2))
+    await registry.unregister(other.volume_id, registered_at=revision)
+    assert await registry.registered("t", uuid.UUID(int=2)) is None
+
+
 async def test_endless_race_is_given_up(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,3 +123,7 @@ async def test_endless_race_is_given_up(
     with pytest.raises(UnavailableError) as caught:
         await registry.settle(lost)
     assert caught.value.reason == "broker.store.contended"
+
+
+def test_signatures_of_all_volumes_of_a_tenant_are_remembered() -> None:
+    assert certificates._verify_descriptor.cache_info().maxsize == VOLUMES_PER_TENANT_MAX

@@ -57,10 +57,18 @@ class Fleet:
     def __init__(self) -> None:
         self.answers: dict[str, list[str] | Exception] = {}
         self.opened: list[tuple[str, Stream]] = []
+        self.renewed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def stream(self, node: str) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
-        yield node, asyncio.get_running_loop().create_future()
+        renewed = asyncio.ensure_future(self._renewed())
+        try:
+            yield node, renewed
+        finally:
+            renewed.cancel()
+
+    async def _renewed(self) -> None:
+        await self.renewed.wait()
 
 
 @pytest.fixture
@@ -157,6 +165,7 @@ async def test_a_volume_that_its_target_lost_is_followed_to_the_next(fleet: Flee
     assert len(fleet.opened) == 2, "the lost volume isn't asked for without a pause"
 
 
+AWAY = UnavailableError("peer.unreachable", "connection refused")
 OPENING = UnavailableError("namespace.opening", "the target is still opening its volumes")
 
 
@@ -173,7 +182,7 @@ async def many_followed(fleet: Fleet, places: Sequence[Place]) -> AsyncIterator[
         await following.close()
 
 
-@pytest.mark.parametrize("refusal", [OPENING, Silence()])
+@pytest.mark.parametrize("refusal", [AWAY, Silence()])
 async def test_a_target_that_serves_nobody_is_asked_for_few_volumes_at_a_time(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, refusal: Exception
 ) -> None:
@@ -198,7 +207,70 @@ async def test_one_volume_that_is_not_open_delays_no_other(
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(module, "_LOST_RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(module, "_REFUSED_SECONDS", PATIENCE_SECONDS)
     fleet.answers = {"a": UnavailableError("store.open", "its drive is away")}
     async with many_followed(fleet, [Place("a") for _ in range(20)]):
         while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0)
+
+
+async def test_calls_that_a_target_never_accepts_stop_no_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ACCEPT_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
+    fleet.answers = {"a": Silence()}
+    async with many_followed(fleet, [Place("a") for _ in range(20)]):
+        while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+    open_ones = [stream for _, stream in fleet.opened if not stream.is_cancelled]
+    assert not open_ones
+
+
+async def test_calls_that_wait_for_a_target_end_when_the_certificate_is_renewed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ACCEPT_SECONDS", 2 * PATIENCE_SECONDS)
+    fleet.answers = {"a": Silence()}
+    async with many_followed(fleet, [Place("a") for _ in range(20)]):
+        while len(fleet.opened) < module._ASKED_AT_ONCE:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        fleet.renewed.set()
+        while len(fleet.opened) < 20:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0)
+
+
+async def test_a_volume_that_moves_away_while_it_waits_for_a_turn_is_followed_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
+    fleet.answers = {"a": AWAY, "b": ["first"]}
+    places = [Place("a") for _ in range(100)]
+    async with many_followed(fleet, places):
+        while len(fleet.opened) < module._ASKED_AT_ONCE:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        places[50].move("b")
+        while fleet.opened[-1][0] != "b":  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0)
+        assert len(fleet.opened) == module._ASKED_AT_ONCE + 1
+        # What has left the queue has taken no turn along.
+        for place in places[:50]:
+            place.move("b")
+        while len(fleet.opened) < 2 * module._ASKED_AT_ONCE + 51:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+    assert [node for node, _ in fleet.opened].count("b") == 51
+
+
+async def test_volumes_that_a_target_is_still_opening_delay_others_little_and_ask_seldom(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(module, "_REFUSED_SECONDS", 0.02)
+    fleet.answers = {"a": OPENING}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with many_followed(fleet, [Place("a") for _ in range(100)]):
+        while len(fleet.opened) < 100:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.001)
+    # 25 times the turns there are.
+    assert loop.time() - began >= (100 / module._ASKED_AT_ONCE - 1) * 0.02 * 0.9

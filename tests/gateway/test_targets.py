@@ -127,6 +127,18 @@ async def test_a_volume_that_no_target_takes_is_refused_with_each_one_s_reason(
     assert str(caught.value).count("[") == 1, "a reason id of its own only"
 
 
+async def test_the_target_of_an_earlier_call_that_is_not_configured_is_said_to_be_that(
+    fleet: Fleet,
+) -> None:
+    async def earlier() -> str:
+        return "elsewhere"
+
+    fleet.answers = {"a": AWAY, "b": AWAY}
+    with pytest.raises(UsageError) as caught:
+        await best(fleet.targets(), earlier=earlier)
+    assert caught.value.reason == "volume.target.unknown"
+
+
 async def test_the_target_of_an_earlier_call_counts_only_if_none_takes_a_volume(
     fleet: Fleet,
 ) -> None:

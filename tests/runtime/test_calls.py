@@ -1,5 +1,6 @@
 """Authorization and error mapping: each check refuses by itself; the tables are complete."""
 
+import asyncio
 import datetime as dt
 import itertools
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from sealane.daemon.runtime.authorizers import (
     TlsOnly,
     no_record,
 )
+from sealane.daemon.runtime.calls import spread
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.daemon.runtime.servers import CERTIFIED, server_options
@@ -406,3 +408,18 @@ def test_reason_that_looks_like_none_is_not_taken_over() -> None:
         details="d",
     )
     assert error_of(sent, peer="p").reason == "peer.aborted"
+
+
+async def test_other_tasks_run_while_a_long_list_is_made() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    assert [each async for each in spread(range(1000))] == [*range(1000)]
+    task.cancel()
+    assert turns >= 1000 // 16
