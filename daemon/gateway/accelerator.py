@@ -65,8 +65,9 @@ class CardKeeper:
     gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
     `is_disabled` returns whether operators have disabled the card of a hardware id; it may block,
     and raise UnavailableError. `attest` lets the gateway attest again, and returns when it has.
-    `is_taken` returns whether the card of a hardware id is in use under another label. `changed` is
-    called when the card comes into use, and when it has neither jobs nor keys any more.
+    `is_taken` returns whether the card of a hardware id is in use or held under another label.
+    `changed` is called when the card comes into use, and when it has neither jobs nor keys any
+    more.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class CardKeeper:
         self._is_taken = is_taken
         self._tell = changed
         self._card_id = ""
+        self.decided = 0.0
+        """When operators last decided about it, by `time.monotonic`; 0: not since the start."""
         self._volumes: set[_native.GatewayVolume] = set()
         self._leaving: set[_native.GatewayVolume] = set()
         self._record: _native.AcceleratorRecord | None = None
@@ -200,6 +203,10 @@ class CardKeeper:
 
     def decide(self, hold: Hold, *, checked: _native.Accelerator | None = None) -> None:
         """Hold the card from now on, or use it: first the one that `check` returned."""
+        self.decided = time.monotonic()
+        self._follow(hold, checked)
+
+    def _follow(self, hold: Hold, checked: _native.Accelerator | None = None) -> None:
         self._hold = hold
         self._checked = checked
         if hold is Hold.NONE:
@@ -294,15 +301,19 @@ class CardKeeper:
             card = self._checked
             if card is None:
                 accepted = await self._attested()
-                await self._check_disabled(parse_statement(accepted.value).card_id)
+                card_id = parse_statement(accepted.value).card_id
+                await self._check_disabled(card_id)
                 card = await asyncio.to_thread(self.source.connect, accepted)
+                # It may have been disabled meanwhile, under another label.
+                await self._check_disabled(card_id)
             self._checked = None
         if self._hold is not Hold.NONE:
             return
         if self._is_taken(self.card_id):
             raise UnavailableError(
                 "accelerator.duplicate",
-                f"{self.source.label}: card {self.card_id} is in use under another label",
+                f"{self.source.label}: card {self.card_id} is in use, or was stopped, under "
+                "another label",
             )
         self._card_id = self.card_id
         self._earlier = self.figures()
@@ -363,15 +374,13 @@ class CardKeeper:
 
     async def _check_disabled(self, card_id: str) -> None:
         if await asyncio.to_thread(self._is_disabled, card_id):
-            self.decide(Hold.DISABLED)
-            error = UnavailableError(
-                "accelerator.disabled",
-                f"{self.source.label}: card {card_id} was disabled, maybe under another label",
-            )
+            self._follow(Hold.DISABLED)
+            said = f"{self.source.label}: card {card_id} was disabled, maybe under another label"
             get_logger().warning(
-                "accelerator_disabled", reason=error.reason, message=str(error.args[0])
+                "accelerator_disabled", reason="accelerator.disabled", message=said
             )
-            raise error
+            # Not by a name: a frame that its own traceback holds would keep the connection.
+            raise UnavailableError("accelerator.disabled", said)
 
     async def _rest(self, card: _native.Accelerator) -> None:
         """Wait until the card has ended its jobs; it gets no more.
