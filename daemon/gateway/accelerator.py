@@ -62,7 +62,8 @@ class CardKeeper:
     """A card, and the volumes that use it.
 
     `accepted` returns the card's evidence with which this gateway is attested. Without it the card
-    gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
+    gets no keys: the policy doesn't know it, or it was silent when the gateway last attested, as
+    `was_silent` tells.
     `is_disabled` returns whether operators have disabled the card of a hardware id; it may block,
     and raise UnavailableError. `attest` lets the gateway attest again, and returns when it has.
     `is_taken` returns whether the card of a hardware id is in use or held under another label.
@@ -75,6 +76,7 @@ class CardKeeper:
         source: CardSource,
         *,
         accepted: Callable[[], Item | None],
+        was_silent: Callable[[], bool],
         attest: Callable[[], Awaitable[None]],
         hold: Hold = Hold.NONE,
         is_disabled: Callable[[str], bool],
@@ -85,6 +87,7 @@ class CardKeeper:
         """Keep the card at `source`; `report` is told whether it is used as operators want."""
         self.source = source
         self._accepted = accepted
+        self._was_silent = was_silent
         self._attest = attest
         self._report_health = report
         self._hold = hold
@@ -109,7 +112,6 @@ class CardKeeper:
         self._connecting = asyncio.Lock()
         self._giving = asyncio.Lock()
         self._checked: _native.Accelerator | None = None
-        self._was_silent = True
         self._sought = -ATTEST_SECONDS
         self.card: _native.Accelerator | None = None
         """The card while it is in use."""
@@ -352,14 +354,10 @@ class CardKeeper:
         A card that was silent while the gateway attested is attested as soon as it answers.
         """
         if self._accepted() is None:
-            try:
-                await self.source.collect(secrets.token_bytes(NONCE_BYTES))
-            except UnavailableError:
-                self._was_silent = True
-                raise
+            await self.source.collect(secrets.token_bytes(NONCE_BYTES))
             now = time.monotonic()
-            if self._was_silent and now >= self._sought + ATTEST_SECONDS:
-                self._was_silent, self._sought = False, now
+            if self._was_silent() and now >= self._sought + ATTEST_SECONDS:
+                self._sought = now
                 await self._attest()
         return self._expected()
 

@@ -233,6 +233,21 @@ async def test_a_card_that_is_disabled_while_it_is_connected_is_not_used(
         await made.source.wait_connections(0)
 
 
+async def test_a_card_that_was_silent_at_two_attestations_is_attested_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "ATTEST_SECONDS", 0.05)
+    async with kept(tmp_path) as made:
+        await made.wait(CardState.IN_USE)
+        made.is_attested = made.answers_attestation = False
+        await made.wait(CardState.NOT_IN_USE)
+        # It answers the keeper, but not in the attestation that follows.
+        await asyncio.sleep(0.8)
+        assert made.keeper.state is CardState.NOT_IN_USE
+        made.answers_attestation = True
+        await made.wait(CardState.IN_USE)
+
+
 @pytest.mark.parametrize("number", [errno.ENOTDIR, errno.ELOOP])
 async def test_a_card_is_disabled_if_it_cannot_be_read_whether_it_is(
     tmp_path: Path, number: int
