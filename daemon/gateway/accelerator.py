@@ -104,6 +104,7 @@ class CardKeeper:
         """Figures of connections before that of `_record`."""
         self._in_use_since = 0.0
         self._losses = 0
+        """How often it was lost since it was last in use for GOOD_SECONDS, or enabled."""
         self._changed = asyncio.Event()
         self._decided = asyncio.Event()
         self._released = asyncio.Event()
@@ -212,6 +213,7 @@ class CardKeeper:
         self._hold = hold
         self._checked = checked
         if hold is Hold.NONE:
+            self._losses = 0
             # A card in use settles again with its next round.
             self._settled.clear()
         else:
@@ -426,7 +428,11 @@ class CardKeeper:
     def _report(self, error: OSError | Error) -> None:
         if isinstance(error, OSError):
             error = self._unavailable(error)
-        self._losses += self.card is not None
+        if self.card is not None:
+            if time.monotonic() >= self._in_use_since + GOOD_SECONDS:
+                self._losses = 0
+            # Without an attestation, nothing says that the card failed.
+            self._losses += error.reason != "accelerator.unattested"
         is_new = self.failure is None or error.reason != self.failure.reason
         # A copy: the error's traceback would keep the card's connection.
         self.failure = copy.copy(error)

@@ -231,6 +231,46 @@ async def test_a_card_that_is_drained_is_not_used_under_another_label(tmp_path: 
         await other.wait(IN_USE)
 
 
+async def test_a_card_is_no_longer_unproven_once_it_is_enabled(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        await made.wait(IN_USE, IN_USE)
+        lose(made.kept[0])
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        await made.wait(IN_USE, IN_USE)
+        assert not made.kept[0].keeper.is_proven
+        made.calls.drain("a")
+        await made.wait(CardState.DRAINED, IN_USE)
+        await made.calls.enable("a")
+        assert made.kept[0].keeper.is_proven
+
+
+async def test_a_card_without_an_attestation_for_a_while_was_not_lost(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        await made.wait(IN_USE, IN_USE)
+        made.kept[0].is_attested = False
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        made.kept[0].is_attested = True
+        await made.wait(IN_USE, IN_USE)
+        assert made.kept[0].keeper.is_proven
+
+
+async def test_a_loss_is_forgotten_after_a_good_while_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        await made.wait(IN_USE, IN_USE)
+        lose(made.kept[0])
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        await made.wait(IN_USE, IN_USE)
+        monkeypatch.setattr(accelerator, "GOOD_SECONDS", 0.0)
+        made.kept[0].is_attested = False
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        monkeypatch.setattr(accelerator, "GOOD_SECONDS", 60.0)
+        made.kept[0].is_attested = True
+        await made.wait(IN_USE, IN_USE)
+        assert made.kept[0].keeper.is_proven
+
+
 async def test_figures_are_the_cards_own_over_its_connections(tmp_path: Path) -> None:
     async with fleet(tmp_path, *TWO) as made:
         await made.wait(IN_USE, IN_USE)
