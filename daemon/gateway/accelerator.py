@@ -62,11 +62,13 @@ class CardKeeper:
     """A card, and the volumes that use it.
 
     `accepted` returns the card's evidence with which this gateway is attested. Without it the card
-    gets no keys: the policy doesn't know it, or it was silent when the gateway last attested.
+    gets no keys: the policy doesn't know it, or it was silent when the gateway last attested, as
+    `was_silent` tells.
     `is_disabled` returns whether operators have disabled the card of a hardware id; it may block,
     and raise UnavailableError. `attest` lets the gateway attest again, and returns when it has.
-    `is_taken` returns whether the card of a hardware id is in use under another label. `changed` is
-    called when the card comes into use, and when it has neither jobs nor keys any more.
+    `is_taken` returns whether the card of a hardware id is in use or held under another label.
+    `changed` is called when the card comes into use, and when it has neither jobs nor keys any
+    more.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class CardKeeper:
         source: CardSource,
         *,
         accepted: Callable[[], Item | None],
+        was_silent: Callable[[], bool],
         attest: Callable[[], Awaitable[None]],
         hold: Hold = Hold.NONE,
         is_disabled: Callable[[str], bool],
@@ -84,6 +87,7 @@ class CardKeeper:
         """Keep the card at `source`; `report` is told whether it is used as operators want."""
         self.source = source
         self._accepted = accepted
+        self._was_silent = was_silent
         self._attest = attest
         self._report_health = report
         self._hold = hold
@@ -91,6 +95,8 @@ class CardKeeper:
         self._is_taken = is_taken
         self._tell = changed
         self._card_id = ""
+        self.decided = 0.0
+        """When operators last decided about it, by `time.monotonic`; 0: not since the start."""
         self._volumes: set[_native.GatewayVolume] = set()
         self._leaving: set[_native.GatewayVolume] = set()
         self._record: _native.AcceleratorRecord | None = None
@@ -98,6 +104,7 @@ class CardKeeper:
         """Figures of connections before that of `_record`."""
         self._in_use_since = 0.0
         self._losses = 0
+        """How often it was lost since it was last in use for GOOD_SECONDS, or enabled."""
         self._changed = asyncio.Event()
         self._decided = asyncio.Event()
         self._released = asyncio.Event()
@@ -106,7 +113,6 @@ class CardKeeper:
         self._connecting = asyncio.Lock()
         self._giving = asyncio.Lock()
         self._checked: _native.Accelerator | None = None
-        self._was_silent = True
         self._sought = -ATTEST_SECONDS
         self.card: _native.Accelerator | None = None
         """The card while it is in use."""
@@ -200,9 +206,14 @@ class CardKeeper:
 
     def decide(self, hold: Hold, *, checked: _native.Accelerator | None = None) -> None:
         """Hold the card from now on, or use it: first the one that `check` returned."""
+        self.decided = time.monotonic()
+        self._follow(hold, checked)
+
+    def _follow(self, hold: Hold, checked: _native.Accelerator | None = None) -> None:
         self._hold = hold
         self._checked = checked
         if hold is Hold.NONE:
+            self._losses = 0
             # A card in use settles again with its next round.
             self._settled.clear()
         else:
@@ -294,15 +305,19 @@ class CardKeeper:
             card = self._checked
             if card is None:
                 accepted = await self._attested()
-                await self._check_disabled(parse_statement(accepted.value).card_id)
+                card_id = parse_statement(accepted.value).card_id
+                await self._check_disabled(card_id)
                 card = await asyncio.to_thread(self.source.connect, accepted)
+                # It may have been disabled meanwhile, under another label.
+                await self._check_disabled(card_id)
             self._checked = None
         if self._hold is not Hold.NONE:
             return
         if self._is_taken(self.card_id):
             raise UnavailableError(
                 "accelerator.duplicate",
-                f"{self.source.label}: card {self.card_id} is in use under another label",
+                f"{self.source.label}: card {self.card_id} is in use, or was stopped, under "
+                "another label",
             )
         self._card_id = self.card_id
         self._earlier = self.figures()
@@ -341,14 +356,10 @@ class CardKeeper:
         A card that was silent while the gateway attested is attested as soon as it answers.
         """
         if self._accepted() is None:
-            try:
-                await self.source.collect(secrets.token_bytes(NONCE_BYTES))
-            except UnavailableError:
-                self._was_silent = True
-                raise
+            await self.source.collect(secrets.token_bytes(NONCE_BYTES))
             now = time.monotonic()
-            if self._was_silent and now >= self._sought + ATTEST_SECONDS:
-                self._was_silent, self._sought = False, now
+            if self._was_silent() and now >= self._sought + ATTEST_SECONDS:
+                self._sought = now
                 await self._attest()
         return self._expected()
 
@@ -363,15 +374,13 @@ class CardKeeper:
 
     async def _check_disabled(self, card_id: str) -> None:
         if await asyncio.to_thread(self._is_disabled, card_id):
-            self.decide(Hold.DISABLED)
-            error = UnavailableError(
-                "accelerator.disabled",
-                f"{self.source.label}: card {card_id} was disabled, maybe under another label",
-            )
+            self._follow(Hold.DISABLED)
+            said = f"{self.source.label}: card {card_id} was disabled, maybe under another label"
             get_logger().warning(
-                "accelerator_disabled", reason=error.reason, message=str(error.args[0])
+                "accelerator_disabled", reason="accelerator.disabled", message=said
             )
-            raise error
+            # Not by a name: a frame that its own traceback holds would keep the connection.
+            raise UnavailableError("accelerator.disabled", said)
 
     async def _rest(self, card: _native.Accelerator) -> None:
         """Wait until the card has ended its jobs; it gets no more.
@@ -419,7 +428,11 @@ class CardKeeper:
     def _report(self, error: OSError | Error) -> None:
         if isinstance(error, OSError):
             error = self._unavailable(error)
-        self._losses += self.card is not None
+        if self.card is not None:
+            if time.monotonic() >= self._in_use_since + GOOD_SECONDS:
+                self._losses = 0
+            # Without an attestation, nothing says that the card failed.
+            self._losses += error.reason != "accelerator.unattested"
         is_new = self.failure is None or error.reason != self.failure.reason
         # A copy: the error's traceback would keep the card's connection.
         self.failure = copy.copy(error)

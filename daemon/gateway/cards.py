@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from sealane import _native
 from sealane.daemon.gateway.accelerator import CardKeeper
+from sealane.daemon.gateway.hold import Hold
 
 BALANCE_SECONDS: Final = 2.0
 """How often the cards' loads are compared when nothing calls for it."""
@@ -123,8 +124,13 @@ class Cards:
             new.add(volume)
 
     def _is_taken(self, number: int, card_id: str) -> bool:
-        others = (keeper for at, keeper in enumerate(self._keepers) if at != number)
-        return any(other.card is not None and other.card_id == card_id for other in others)
+        own = self._keepers[number]
+        # Of decisions under two labels, the last one counts: a stop, or this label's `enable`.
+        return any(
+            other.card is not None or (other.hold is not Hold.NONE and other.decided >= own.decided)
+            for other in self._keepers
+            if other is not own and other.card_id == card_id
+        )
 
     async def _note(self, number: int, is_well: bool) -> None:
         self._is_well[number] = is_well

@@ -68,6 +68,7 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
                 CardKeeper,
                 card_source(label, context.enrolled.config),
                 accepted=partial(_evidence_of, label, identity),
+                was_silent=partial(_was_silent, label, identity),
                 attest=partial(identity.attest_again, seconds=APPRAISAL_SECONDS),
                 hold=disabled.read(),
                 is_disabled=disabled.has,
@@ -147,6 +148,10 @@ async def start_gateway(config: GatewayConfig, context: RoleContext) -> None:
 
 def _evidence_of(label: str, identity: Identity) -> Item | None:
     return identity.devices.get(label)
+
+
+def _was_silent(label: str, identity: Identity) -> bool:
+    return label in identity.silent
 
 
 def _is_in(keeper: CardKeeper, state: CardState) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
-from sealane.crypto.anchors import digest, parse_retired
+from sealane.crypto.anchors import TrustAnchors, digest, parse_retired
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, server_name, spiffe_id, verify_leaf
 from sealane.crypto.evidence.claims import device_nonce
@@ -42,6 +43,16 @@ _CALL_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attested:
+    """A verifier's answer that isn't a refusal, to evidence with these devices."""
+
+    leaf: x509.Certificate
+    devices: Mapping[str, Item]
+    anchors: TrustAnchors
+    result: attestation_pb2.AttestationResult
+
+
 class Enrolment:
     """Gets certificates for one role of this node from the broker's verifier."""
 
@@ -66,6 +77,10 @@ class Enrolment:
         self._driver = driver
         self._sources = sources
         self._addresses = addresses
+        self._refused: set[str] = set()
+        """Labels of devices that the verifier didn't accept when they were last asked."""
+        self._silent: set[str] = set()
+        """Labels of devices that didn't answer while this role last attested."""
 
     async def obtain(self, keys: Keys) -> Issued:
         """Enrol; retry while the broker can't be reached, until the timeout.
@@ -101,37 +116,61 @@ class Enrolment:
         """Attest with every device; if that is refused, without those that are refused.
 
         A device that is refused must not keep its node from serving without it, nor another device
-        from being used. The verifier doesn't say which it refuses, so they are tried one by one.
+        from being used. The verifier doesn't say which it refuses, so they are tried one by one:
+        first those that weren't accepted last time, because a refusal issues no certificate.
         """
-        optional: set[str] = set()
-        try:
-            return await self._attest(keys, broker, None, optional)
-        except grpc.aio.AioRpcError as failed:
-            if not optional or not _is_refusal(failed, broker):
-                raise
-        accepted: set[str] = set()
-        issued = None
-        for label in sorted(optional) if len(optional) > 1 else ():
+        self._silent.clear()
+        good = {source.label for source in self._sources} - self._refused
+        tried = {*self._refused}
+        attested, refused = await self._add_in_turn(keys, broker, tried, good)
+        if attested is None:
+            answered: set[str] = set()
             try:
-                issued = await self._attest(keys, broker, {*accepted, label}, set())
+                attested = await self._attest(keys, broker, good, answered)
+            except grpc.aio.AioRpcError as failed:
+                if not answered or not _is_refusal(failed, broker):
+                    raise
+                tried |= answered
+                good = set()
+                attested, more = await self._add_in_turn(keys, broker, answered, good)
+                refused |= more
+        if attested is None:
+            attested = await self._attest(keys, broker, set(), set())
+        self._refused = tried - good
+        if refused:
+            get_logger().warning(
+                "devices_refused",
+                labels=sorted(refused),
+                message="the policy accepts this node, but not with these devices; they are not "
+                "used",
+            )
+        return self._adopt(attested)
+
+    async def _add_in_turn(
+        self, keys: Keys, broker: BrokerAddresses, labels: set[str], good: set[str]
+    ) -> tuple["_Attested | None", set[str]]:
+        """Attest with one more of these devices at a time; add those accepted to `good`.
+
+        Returns what the verifier answered last, if it wasn't a refusal, and which it refused.
+        """
+        attested, refused = None, set[str]()
+        for label in sorted(labels):
+            answered: set[str] = set()
+            try:
+                attested = await self._attest(keys, broker, {*good, label}, answered)
             except grpc.aio.AioRpcError as failed:
                 if not _is_refusal(failed, broker):
                     raise
+                refused.add(label)
             else:
-                accepted.add(label)
-        if issued is None:
-            issued = await self._attest(keys, broker, set(), set())
-        get_logger().warning(
-            "devices_refused",
-            labels=sorted(optional - accepted),
-            message="the policy accepts this node, but not with these devices; they are not used",
-        )
-        return issued
+                if label in answered:
+                    good.add(label)
+        return attested, refused
 
     async def _attest(
-        self, keys: Keys, broker: BrokerAddresses, asked: set[str] | None, answered: set[str]
-    ) -> Issued:
-        """Attest, and with the devices of these labels of those that aren't required; None: all.
+        self, keys: Keys, broker: BrokerAddresses, asked: set[str], answered: set[str]
+    ) -> "_Attested":
+        """Attest, and with the devices of these labels of those that aren't required.
 
         Adds the labels of those that answered to `answered`.
         """
@@ -200,6 +239,11 @@ class Enrolment:
             raise VerificationError(
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
+        return _Attested(leaf=leaf, devices=devices, anchors=anchors, result=result)
+
+    def _adopt(self, attested: "_Attested") -> Issued:
+        """Use what the verifier answered, and what it says about its authorities."""
+        leaf, result, anchors = attested.leaf, attested.result, attested.anchors
         said = (self._in_use, self._certified_by)
         is_changing = result.HasField("succession") and not result.succession.retirement
         if result.HasField("succession"):
@@ -214,7 +258,8 @@ class Enrolment:
         return Issued(
             leaf=leaf,
             metadata=metadata,
-            devices=devices,
+            devices=attested.devices,
+            silent=frozenset(self._silent - attested.devices.keys()),
             is_to_be_told=is_changing and is_news,
         )
 
@@ -225,7 +270,7 @@ class Enrolment:
         self,
         challenge: attestation_pb2.Challenge,
         keys: Keys,
-        asked: set[str] | None,
+        asked: set[str],
         answered: set[str],
     ) -> dict[str, Item]:
         """Collect evidence from devices: of types that the policy requires, and that it knows."""
@@ -239,12 +284,13 @@ class Enrolment:
 
         items = await collect_all(of_types(challenge.required_evidence_types), nonce)
         for source in of_types(challenge.optional_evidence_types):
-            if asked is not None and source.label not in asked:
+            if source.label not in asked:
                 continue
             try:
                 items[source.label] = await source.collect(nonce)
                 answered.add(source.label)
             except UnavailableError as error:
+                self._silent.add(source.label)
                 get_logger().warning(
                     "device_silent",
                     label=source.label,

@@ -91,13 +91,15 @@ class Keys:
 class Issued:
     """Result of an attestation: a leaf for the attested key, and the metadata for every call.
 
-    `devices` are the items of secondary evidence that the policy asked for and accepted, by label.
+    `devices` are the items of secondary evidence that the policy asked for and accepted, by label;
+    `silent` are the labels of those that it asked for and that didn't answer.
     `is_to_be_told`: the broker waits to hear that this role uses what it was just given.
     """
 
     leaf: x509.Certificate
     metadata: tuple[tuple[str, str | bytes], ...] = ()
     devices: Mapping[str, Item] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
     is_to_be_told: bool = False
 
 
@@ -135,6 +137,8 @@ class Identity:
         self._metrics = metrics
         self._own: Own | None = None
         self._devices: Mapping[str, Item] = {}
+        self.silent: frozenset[str] = frozenset()
+        """Labels of devices that didn't answer while this role last attested."""
         self._outdated = asyncio.Event()
         self._begun = 0
         self._ended: tuple[int, Error | None] = 0, None
@@ -211,7 +215,7 @@ class Identity:
             key_pem=self._key_pem,
             metadata=issued.metadata,
         )
-        self._devices = issued.devices
+        self._devices, self.silent = issued.devices, issued.silent
         if issued.is_to_be_told:
             self.outdate()
         async with self._replaced:

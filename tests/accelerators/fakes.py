@@ -119,12 +119,16 @@ class Kept:
         self.source = Source(label)
         self.file = DisabledCard(state, label)
         self.attest_seconds = 0.0
+        self.is_attested = True
+        self.answers_attestation = True
+        """Whether the card answers while its gateway attests."""
         self.cards = cards
         self.keeper = cards.keep(
             partial(
                 CardKeeper,
                 self.source,
-                accepted=lambda: Item("card", card.encode()),
+                accepted=lambda: Item("card", card.encode()) if self.is_attested else None,
+                was_silent=lambda: not self.is_attested,
                 attest=self._attest,
                 hold=self.file.read(),
                 is_disabled=self.file.has,
@@ -135,6 +139,7 @@ class Kept:
 
     async def _attest(self) -> None:
         await asyncio.sleep(self.attest_seconds)
+        self.is_attested = self.answers_attestation
 
     async def wait(self, state: CardState) -> None:
         deadline = time.monotonic() + 10

@@ -8,11 +8,13 @@ from typing import cast
 
 import pytest
 
-from accelerators.fakes import LABEL, Kept, Volume, attached, kept, parsed
+from accelerators.fakes import LABEL, Kept, Source, Volume, attached, kept, parsed
+from sealane import _native
+from sealane.crypto.evidence.cmw import Item
 from sealane.daemon.gateway import accelerator, hold
 from sealane.daemon.gateway.accelerator import CardState
 from sealane.daemon.gateway.data_path import AttachedVolume, Gateway
-from sealane.daemon.gateway.hold import Hold
+from sealane.daemon.gateway.hold import DisabledCard, Hold
 from sealane.daemon.nvme.exported import Exported
 from sealane.errors import Error
 
@@ -210,6 +212,40 @@ async def test_a_disabled_card_is_disabled_under_any_label_until_it_is_enabled(
         await made.wait(CardState.IN_USE)
     async with kept(tmp_path, card="2") as made:
         assert made.keeper.state is CardState.DISABLED, "its label still is"
+
+
+async def test_a_card_that_is_disabled_while_it_is_connected_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = Source.connect
+
+    def disabled_meanwhile(source: Source, accepted: Item) -> _native.Accelerator:
+        connected = connect(source, accepted)
+        DisabledCard(tmp_path, "another").write(is_disabled=True, card_id="key-sha256:1")
+        return connected
+
+    monkeypatch.setattr(Source, "connect", disabled_meanwhile)
+    volume = Volume()
+    async with kept(tmp_path) as made:
+        made.cards.add(volume.native)
+        await made.wait(CardState.DISABLED)
+        assert volume.given == 0
+        await made.source.wait_connections(0)
+
+
+async def test_a_card_that_was_silent_at_two_attestations_is_attested_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "ATTEST_SECONDS", 0.05)
+    async with kept(tmp_path) as made:
+        await made.wait(CardState.IN_USE)
+        made.is_attested = made.answers_attestation = False
+        await made.wait(CardState.NOT_IN_USE)
+        # It answers the keeper, but not in the attestation that follows.
+        await asyncio.sleep(0.8)
+        assert made.keeper.state is CardState.NOT_IN_USE
+        made.answers_attestation = True
+        await made.wait(CardState.IN_USE)
 
 
 @pytest.mark.parametrize("number", [errno.ENOTDIR, errno.ELOOP])

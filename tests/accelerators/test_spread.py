@@ -10,6 +10,7 @@ import pytest
 from accelerators.fakes import Connection, Fleet, Kept, Volume, fleet, parsed
 from sealane.daemon.gateway import accelerator, cards
 from sealane.daemon.gateway.accelerator import CardState
+from sealane.errors import UnavailableError
 
 TWO = (("a", "1"), ("b", "2"))
 IN_USE = CardState.IN_USE
@@ -199,6 +200,75 @@ async def test_one_card_is_not_used_under_two_labels(tmp_path: Path) -> None:
         (used,) = (each for each in keepers if each.state is IN_USE)
         await made.calls.disable(used.source.label)
         await made.wait(CardState.DISABLED, CardState.DISABLED)
+
+
+async def test_a_card_that_is_drained_is_not_used_under_another_label(tmp_path: Path) -> None:
+    async with fleet(tmp_path, ("a", "1"), ("b", "1")) as made:
+        (volume,) = volumes(made, 1)
+        deadline = time.monotonic() + 10
+        while (number := made.card_of(volume)) is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        used_card, other = made.kept[number], made.kept[1 - number]
+        made.calls.drain(used_card.source.label)
+        await used_card.wait(CardState.DRAINED)
+        # As often as it tries in some seconds.
+        for _ in range(5):
+            other.keeper.renew()
+            with pytest.raises(UnavailableError) as caught:
+                await other.keeper._use()
+            assert caught.value.reason == "accelerator.duplicate"
+        assert volume.card is None
+        await made.calls.enable(used_card.source.label)
+        await used_card.wait(IN_USE)
+        for label in ("a", "b"):
+            await made.calls.disable(label)
+        await made.wait(CardState.DISABLED, CardState.DISABLED)
+        await made.calls.enable(other.source.label)
+        await other.wait(IN_USE)
+        lose(other)
+        await other.wait(CardState.NOT_IN_USE)
+        await other.wait(IN_USE)
+
+
+async def test_a_card_is_no_longer_unproven_once_it_is_enabled(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        await made.wait(IN_USE, IN_USE)
+        lose(made.kept[0])
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        await made.wait(IN_USE, IN_USE)
+        assert not made.kept[0].keeper.is_proven
+        made.calls.drain("a")
+        await made.wait(CardState.DRAINED, IN_USE)
+        await made.calls.enable("a")
+        assert made.kept[0].keeper.is_proven
+
+
+async def test_a_card_without_an_attestation_for_a_while_was_not_lost(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        await made.wait(IN_USE, IN_USE)
+        made.kept[0].is_attested = False
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        made.kept[0].is_attested = True
+        await made.wait(IN_USE, IN_USE)
+        assert made.kept[0].keeper.is_proven
+
+
+async def test_a_loss_is_forgotten_after_a_good_while_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(tmp_path, *TWO) as made:
+        await made.wait(IN_USE, IN_USE)
+        lose(made.kept[0])
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        await made.wait(IN_USE, IN_USE)
+        monkeypatch.setattr(accelerator, "GOOD_SECONDS", 0.0)
+        made.kept[0].is_attested = False
+        await made.wait(CardState.NOT_IN_USE, IN_USE)
+        monkeypatch.setattr(accelerator, "GOOD_SECONDS", 60.0)
+        made.kept[0].is_attested = True
+        await made.wait(IN_USE, IN_USE)
+        assert made.kept[0].keeper.is_proven
 
 
 async def test_figures_are_the_cards_own_over_its_connections(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -131,10 +132,18 @@ impl Connection {
     fn open(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
-        set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket: Some(socket), has_failed: false })
+        let (address, deadline) = (SocketAddrUnix::new(path)?, Instant::now() + ANSWER);
+        loop {
+            // Each attempt has a deadline of its own, and a signal ends it.
+            set_socket_timeout(&socket, Timeout::Send, Some(left(deadline)?))?;
+            match connect(&socket, &address) {
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                connected => {
+                    connected?;
+                    return Ok(Self { socket: Some(socket), has_failed: false });
+                }
+            }
+        }
     }
 
     fn ask(
@@ -155,16 +164,16 @@ impl Connection {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let parts = [IoSlice::new(&number), IoSlice::new(payload)];
-        // A signal, such as SIGCONT, interrupts calls on a socket with timeouts.
-        retry_on_intr(|| sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
+        let deadline = Instant::now() + ANSWER;
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        in_time(socket, PollFlags::OUT, deadline, || sendmsg(socket, &parts, &mut control, flags))?;
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         // No room for descriptors: the kernel closes those that a card sends. That may take as long
         // as the card likes (SO_LINGER), so requests are never made on a thread that moves sectors.
-        let mut receive = || {
+        let got = in_time(socket, PollFlags::IN, deadline, || {
             let mut parts = [IoSliceMut::new(&mut message)];
-            recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::empty())
-        };
-        let got = retry_on_intr(&mut receive)?;
+            recvmsg(socket, &mut parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)
+        })?;
         message.truncate(got.bytes);
         let Some((status, answer)) = message.split_first_chunk() else {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the card gave no answer"));
@@ -176,6 +185,37 @@ impl Connection {
                 Err(io::Error::new(io::ErrorKind::StorageFull, "the card has no place left"))
             }
             _ => Err(io::Error::other("the card refused the request")),
+        }
+    }
+}
+
+/// The time until the deadline; `TimedOut` if it has passed.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        let message = format!("the card did not answer within {} s", ANSWER.as_secs());
+        return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+    }
+    Ok(left)
+}
+
+/// Makes a call that doesn't block, as soon as the socket lets it succeed; `TimedOut` after the
+/// deadline, however many signals arrive.
+fn in_time<T>(
+    socket: &OwnedFd,
+    ready: PollFlags,
+    deadline: Instant,
+    mut call: impl FnMut() -> rustix::io::Result<T>,
+) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            outcome => return Ok(outcome?),
+        }
+        let timeout = Timespec::try_from(left(deadline)?).unwrap_or_default();
+        match poll(&mut [PollFd::new(socket, ready)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -384,7 +424,7 @@ mod tests {
     fn a_card_can_send_nothing_on_the_doorbell() {
         let (mut queue, _arena, _completions, socket) = queue_of_ours();
         let sent = send(&socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        assert_eq!(sent, Err(rustix::io::Errno::PIPE));
+        assert_eq!(sent, Err(Errno::PIPE));
         submit(&mut queue, 1).unwrap();
         queue.ring();
         let mut byte = [0; 4];

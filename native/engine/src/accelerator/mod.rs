@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 use sealane_proto::aead::{AeadKey, KEY_BYTES, NONCE_BYTES, Secret, TAG_BYTES};
 use sealane_proto::sector::DATA_BYTES;
@@ -197,7 +197,11 @@ fn probe_with(device: &dyn Device, key: KeySlot, reference: &AeadKey) -> io::Res
             let left = late.saturating_duration_since(Instant::now());
             let timeout = Timespec::try_from(left).unwrap_or_default();
             let mut called = [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)];
-            let polled = retry_on_intr(|| poll(&mut called, Some(&timeout)))?;
+            let polled = match poll(&mut called, Some(&timeout)) {
+                // After a signal, for the time that is left.
+                Err(Errno::INTR) if !left.is_zero() => continue,
+                polled => polled?,
+            };
             if left.is_zero() || polled == 0 {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "a probe was not answered"));
             }

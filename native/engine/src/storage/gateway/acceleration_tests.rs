@@ -412,3 +412,47 @@ fn a_device_gets_new_queues_and_keys_when_it_is_given_again_and_loses_all_in_the
     drop(volume);
     assert_eq!(processor.load(&Secret::take(&mut [7; 32])).unwrap(), KeySlot(3), "unloaded");
 }
+
+/// A device that forgets no key.
+#[derive(Debug, Default)]
+struct Retentive(Processor);
+
+impl accelerator::Device for Retentive {
+    fn capabilities(&self) -> &accelerator::Capabilities {
+        self.0.capabilities()
+    }
+
+    fn record(&self) -> &Arc<accelerator::Record> {
+        self.0.record()
+    }
+
+    fn evidence(&self, nonce: &[u8; 32]) -> io::Result<Vec<u8>> {
+        self.0.evidence(nonce)
+    }
+
+    fn load(&self, secret: &Secret) -> io::Result<KeySlot> {
+        self.0.load(secret)
+    }
+
+    fn unload(&self, _: KeySlot) -> io::Result<()> {
+        Err(io::Error::other("the card refused the request"))
+    }
+
+    fn queue(&self) -> io::Result<Box<dyn Queue>> {
+        self.0.queue()
+    }
+}
+
+#[test]
+fn a_device_that_does_not_forget_a_key_is_given_up() {
+    let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
+    let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [3; 32])).unwrap();
+    let format = VolumeFormat { block_count: 8, is_fully_sealed: false, is_read_only: false };
+    let volume = GatewayVolume::new(keys, format, settings(), None).unwrap();
+    let device = Arc::new(Retentive::default());
+    volume.accelerate(Some(device.clone())).unwrap();
+    assert_eq!(device.record().loss(), None);
+    volume.accelerate(Some(Arc::new(Processor::default()))).unwrap();
+    let loss = device.record().loss();
+    assert_eq!(loss, Some("it did not forget a key: the card refused the request"));
+}

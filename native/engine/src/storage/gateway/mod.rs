@@ -310,8 +310,12 @@ impl Accelerator {
 
     fn unload(self) {
         for slot in self.at_device.take(|_| true) {
-            // A device that doesn't answer loses its keys with its connection.
-            let _ = self.device.unload(slot);
+            // It loses the key with its connection, which ends when it is given up.
+            if let Err(error) = self.device.unload(slot)
+                && self.device.record().loss().is_none()
+            {
+                self.device.record().lose(&format!("it did not forget a key: {error}"));
+            }
         }
     }
 }
