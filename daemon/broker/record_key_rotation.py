@@ -100,7 +100,7 @@ class RecordKeyRotation:
                 "has ended",
             )
         wrapping = registry.keys.key(registry.current_key(record))
-        key, wrapped = await asyncio.to_thread(new_record_key, wrapping)
+        key, wrapped = await asyncio.to_thread(new_record_key, wrapping, number + 1)
         after = record.model_copy(
             update={
                 "wrapped_record_key": wrapped,
