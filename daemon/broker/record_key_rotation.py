@@ -77,8 +77,7 @@ class RecordKeyRotation:
         """
         async with self._beginning:
             begun = await self._registry.settle(lambda: self._attempt_begin(number))
-        if begun:
-            await self._cover(begun)
+        await self._cover(begun)
         self._continuing.want()
 
     async def _attempt_begin(self, number: int) -> int | None:
@@ -87,7 +86,8 @@ class RecordKeyRotation:
         present = registry.store.record_keys.named
         record = stored.record
         if record.record_key_number == number + 1:
-            return 0  # by this call, or by another that named the same key
+            # By this call, or by another that named the same key: it may not be covered yet.
+            return stored.revision
         if record.record_key_number != number:
             raise UsageError(
                 "broker.record_key.number",
@@ -131,13 +131,17 @@ class RecordKeyRotation:
                     await self._finish(authority)
 
     async def _pass(self, authority: Stored[AuthorityRecord]) -> bool:
-        """Make the MACs again that are under the key before; return whether there were none."""
+        """Make the MACs again that are under the key before; return whether there were none.
+
+        False also if the authority's record is another one by now: nothing more can be stored then.
+        """
         batch: list[Entry] = []
         size = found = 0
         async for entry in self._under_previous():
             found += 1
             if len(batch) == BATCH_RECORDS or size + len(entry.value) > COMMIT_BYTES_MAX:
-                await self._make_again(batch, authority)
+                if not await self._make_again(batch, authority):
+                    return False
                 batch, size = [], 0
             batch.append(entry)
             size += len(entry.value)
@@ -155,17 +159,23 @@ class RecordKeyRotation:
                     yield entry
             after = page.entries[-1].key if page.entries else after
 
-    async def _make_again(self, batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> None:
+    async def _make_again(self, batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> bool:
         """Make a batch's MACs again in one commit, or, if a record was changed, each by itself.
 
-        What was changed meanwhile is left to the next pass.
+        What was changed meanwhile is left to the next pass. False: the authority's record was.
         """
-        if batch and not await self._store(batch, authority):
-            for each in batch:
-                await self._store([each], authority)
+        if not batch or await self._store(batch, authority):
+            return True
+        if (await self._registry.authority_record()).revision != authority.revision:
+            return False
+        for each in batch:
+            await self._store([each], authority)
+        return True
 
     async def _store(self, batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> bool:
         keys = self._registry.store.record_keys
+        if keys.named.previous is None or keys.named.number != authority.record.record_key_number:
+            return False  # another broker has finished, so the batch may be under no key in use
         compares = [Compare(entry.key, entry.revision) for entry in batch]
         puts = {
             entry.key: keys.sealed(entry.key, keys.opened(entry.key, entry.value))

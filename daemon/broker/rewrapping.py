@@ -144,8 +144,7 @@ class Rewrapping:
         authority = await self._registry.authority_record()
         intended = self._other_key(authority.record)
         begun = await self._registry.settle(lambda: self._attempt_begin(intended, gone))
-        if begun:
-            await self._cover(begun)
+        await self._cover(begun)
         self._continuing.want()
 
     def _other_key(self, record: AuthorityRecord) -> bytes:
@@ -185,8 +184,9 @@ class Rewrapping:
         authority = await registry.authority_record()
         record = authority.record
         # By this rotation or another broker's, which may even have ended since the last attempt.
+        # It may not be covered yet.
         if intended == registry.current_key(record):
-            return 0
+            return authority.revision
         other = self._other_key(record)
         if record.wrapped_previous_record_key:
             raise UsageError(
