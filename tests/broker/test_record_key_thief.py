@@ -76,3 +76,35 @@ async def test_replaced_key_is_not_named_again(site: Site, is_finished: bool) ->
     await site.store.commit(puts={**forged, STATE_KEY: state})
     await refused(here.store.inspect(), "key.wrap.invalid")
     await refused(site.broker(), "key.wrap.invalid")
+
+
+async def test_branch_with_a_replacement_of_its_own_is_refused(site: Site, tmp_path: Path) -> None:
+    """Another broker was shown a copy of the store, and there began by itself."""
+    here = await site.broker()
+    await fill(here)
+    copy = Site(SqliteStore(tmp_path / "copy.sqlite"))
+    await copy.store.commit(puts=await site.entries())
+    there = await copy.broker()
+    await record_key_rotation_of(here).begin(0)
+    await record_key_rotation_of(there).begin(0)
+    assert here.store.record_keys.named.number == there.store.record_keys.named.number
+    await fill(there, 40)
+    here.store._inner.scan = copy.store.scan  # type: ignore[method-assign]
+    await refused(here.store._read_all(), "broker.store.rolled_back")
+    await there.close()
+    await copy.store.close()
+
+
+async def test_branch_with_as_many_states_is_not_bound(site: Site, tmp_path: Path) -> None:
+    """Its number says that it isn't older than the memory, but it is another history."""
+    here = await site.broker()
+    await fill(here)
+    copy = Site(SqliteStore(tmp_path / "copy.sqlite"))
+    await copy.store.commit(puts=await site.entries())
+    there = await copy.broker()
+    assert await there.commit(puts=there.clocks.sealed("n2", clock(666)))
+    assert await here.commit(puts=here.clocks.sealed("n2", clock(9)))
+    here.store._inner.scan = copy.store.scan  # type: ignore[method-assign]
+    await refused(record_key_rotation_of(here).begin(0), "broker.store.rolled_back")
+    await there.close()
+    await copy.store.close()

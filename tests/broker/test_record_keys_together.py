@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.test_record_keys import NEW, OLD, Site, fill, value_of
+from broker.test_record_keys import NEW, OLD, Site, clock, fill, value_of
 from brokers import MemoryAudit, record_key_rotation_of, rewrapping_of
 from sealane.daemon.broker import record_key_rotation
-from sealane.daemon.broker.authority import authority_entry
+from sealane.daemon.broker.authority import AUTHORITY_KEY, authority_entry
 from sealane.daemon.broker.record_key_rotation import RecordKeyRotation
 from sealane.daemon.broker.records import AuthorityRecord, Stored
 from sealane.daemon.broker.rewrapping import Rewrapping
-from sealane.daemon.broker.store.contract import Entry
+from sealane.daemon.broker.store.checked import REBINDING_TRIES_MAX
+from sealane.daemon.broker.store.contract import Entry, Page
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError
@@ -110,3 +111,74 @@ async def test_repeated_begin_is_covered_too(site: Site, kind: type) -> None:
     is_lost = False
     await rotation.begin(*arguments)
     assert covered == [(await here.authority_record()).revision]
+
+
+async def test_stale_value_of_one_caller_fails_only_its_commit(site: Site) -> None:
+    here, there = await site.broker(), await site.broker()
+    stale = there.clocks.sealed("late", clock(7))
+    rotation = record_key_rotation_of(here)
+    await rotation.begin(0)
+    await rotation.proceed()
+    await there.store.inspect()
+    first, late, last = await asyncio.gather(
+        there.commit(puts=there.clocks.sealed("first", clock(1))),
+        there.commit(puts=stale),
+        there.commit(puts=there.clocks.sealed("last", clock(2))),
+        return_exceptions=True,
+    )
+    assert isinstance(late, UnavailableError)
+    assert late.reason == "broker.store.contended"
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    assert [await value_of(here, name) for name in ("first", "last")] == [1, 2]
+
+
+async def test_broker_that_meets_the_replacement_scans_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = await site.broker(), await site.broker()
+    await fill(here)
+    scans = 0
+    scan = there.store._inner.scan
+
+    async def counted() -> AsyncIterator[Page]:
+        nonlocal scans
+        scans += 1
+        async for page in scan():
+            yield page
+
+    monkeypatch.setattr(there.store._inner, "scan", counted)
+    await record_key_rotation_of(here).begin(0)
+    await there.store.inspect()
+    assert await value_of(there, "n3") == 3
+    assert scans == 1
+
+
+async def test_own_commits_do_not_wait_for_ever_behind_a_replacement(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker overtakes each of its tries; then it begins again, behind what waited."""
+    here, there = await site.broker(), await site.broker()
+    await fill(here)
+    inner, commit = here.store._inner, here.store._inner.commit
+    tries = 0
+    waiting: asyncio.Future[int | None] | None = None
+
+    async def overtaken(*arguments: Any) -> int | None:
+        nonlocal tries, waiting
+        if AUTHORITY_KEY in arguments[1]:
+            if waiting is None:
+                own = here.clocks.sealed("own", clock(4))
+                waiting = asyncio.ensure_future(here.commit(puts=own))
+            tries += 1
+            # Without a bound there would be no end.
+            if not waiting.done() and tries < 3 * REBINDING_TRIES_MAX:
+                await there.commit(puts=there.clocks.sealed("busy", clock(tries)))
+        return await commit(*arguments)
+
+    monkeypatch.setattr(inner, "commit", overtaken)
+    await record_key_rotation_of(here).begin(0)
+    assert waiting is not None
+    assert await waiting is not None
+    assert tries == REBINDING_TRIES_MAX + 1
+    assert await value_of(there, "own") == 4
