@@ -49,6 +49,7 @@ BATCH_RECORDS: Final = 32
 class RecordKeyProgress:
     """The number of the record key; `left` records are still under the one before.
 
+    They are counted once for each pass, from which this broker's own work is subtracted.
     `failure` is why this broker's last attempt ended, if it failed.
     """
 
@@ -68,6 +69,8 @@ class RecordKeyRotation:
         self._beginning = asyncio.Lock()
         self._proceeding = asyncio.Lock()
         self._continuing = Continuing(self.proceed, event="record_key_not_replaced")
+        # Of the replacement that ends with the key of this number.
+        self._counted = self._left = 0
 
     async def begin(self, number: int) -> None:
         """Begin to replace record key `number`; idempotent, also after the end.
@@ -137,6 +140,7 @@ class RecordKeyRotation:
         """
         batch: list[Entry] = []
         size = found = 0
+        await self._count(authority.record.record_key_number)
         async for entry in self._under_previous():
             found += 1
             if len(batch) == BATCH_RECORDS or size + len(entry.value) > COMMIT_BYTES_MAX:
@@ -164,6 +168,7 @@ class RecordKeyRotation:
 
         What was changed meanwhile is left to the next pass. False: the authority's record was.
         """
+        self._left = max(0, self._left - len(batch))
         if not batch or await self._store(batch, authority):
             return True
         if (await self._registry.authority_record()).revision != authority.revision:
@@ -194,16 +199,20 @@ class RecordKeyRotation:
         """Return which record key is in use, and how far a replacement is."""
         record = (await self._registry.authority_record()).record
         is_replacing = bool(record.wrapped_previous_record_key)
-        left = 0
-        if is_replacing:
-            async for _ in self._under_previous():
-                left += 1
+        if is_replacing and self._counted != record.record_key_number:
+            await self._count(record.record_key_number)
         return RecordKeyProgress(
             number=record.record_key_number,
             is_replacing=is_replacing,
-            left=left,
+            left=self._left if is_replacing else 0,
             failure=self._continuing.failure,
         )
+
+    async def _count(self, number: int) -> None:
+        left = 0
+        async for _ in self._under_previous():
+            left += 1
+        self._counted, self._left = number, left
 
     async def _note(self, outcome: Literal["granted", "done"], record: AuthorityRecord) -> None:
         await self._audit.record(

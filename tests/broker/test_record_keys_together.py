@@ -182,3 +182,37 @@ async def test_own_commits_do_not_wait_for_ever_behind_a_replacement(
     assert await waiting is not None
     assert tries == REBINDING_TRIES_MAX + 1
     assert await value_of(there, "own") == 4
+
+
+async def test_asking_how_far_it_is_reads_the_store_only_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await site.broker()
+    await fill(here)
+    rotation = record_key_rotation_of(here)
+    await rotation.begin(0)
+    left = (await rotation.progress()).left
+    assert left >= 5
+    inner, reads = here.store._inner, 0
+    original = inner.range
+
+    async def counted(*arguments: Any, **options: Any) -> Page:
+        nonlocal reads
+        reads += 1
+        return await original(*arguments, **options)
+
+    monkeypatch.setattr(inner, "range", counted)
+    assert (await rotation.progress()).left == left
+    assert reads == 0
+    seen: list[int] = []
+    store = rotation._store
+
+    async def asked(batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> bool:
+        seen.append((await rotation.progress()).left)
+        return await store(batch, authority)
+
+    monkeypatch.setattr(record_key_rotation, "BATCH_RECORDS", 1)
+    monkeypatch.setattr(rotation, "_store", asked)
+    await rotation.proceed()
+    assert seen == [*reversed(range(left))]
+    assert (await rotation.progress()).left == 0
