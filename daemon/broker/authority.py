@@ -50,10 +50,18 @@ def new_signer(wrapping: KeyWrapper, node: str) -> tuple[CertificateAuthority, b
         wipe(key)
 
 
-def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
-    """Return a new key for the MACs of records, and the same wrapped."""
+def new_record_key(wrapping: KeyWrapper, number: int = 0) -> tuple[bytes, bytes]:
+    """Return a new key for the MACs of records, and the same wrapped as the key of that number."""
     key = secrets.token_bytes(KEY_BYTES)
-    return key, wrapping.wrap(key, purpose=RECORD_KEY, owner=OWNER)
+    return key, wrapping.wrap(key, purpose=RECORD_KEY, owner=_record_key_owner(number))
+
+
+def _record_key_owner(number: int) -> str:
+    """Return the owner that a record key is wrapped for, which binds its number.
+
+    Otherwise who can write to the store could name a replaced key as the one that follows.
+    """
+    return f"{OWNER} {number}" if number else OWNER
 
 
 def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
@@ -72,18 +80,16 @@ def rewrapped_authority(
     """Return `record` with its keys wrapped under the key `key_id`, and the one before noted."""
     wrapping = keys.key(key_id)
 
-    def again(wrapped: bytes, purpose: str) -> tuple[bytes, bytes]:
-        secret, previous = keys.unwrap(wrapped, key_id=record.key_id, purpose=purpose, owner=OWNER)
+    def again(wrapped: bytes, purpose: str, owner: str = OWNER) -> tuple[bytes, bytes]:
+        secret, previous = keys.unwrap(wrapped, key_id=record.key_id, purpose=purpose, owner=owner)
         try:
-            return wrapping.wrap(secret, purpose=purpose, owner=OWNER), previous
+            return wrapping.wrap(secret, purpose=purpose, owner=owner), previous
         finally:
             wipe(secret)
 
     key, _ = again(record.wrapped_key, BROKER_KEY)
-    record_key, previous = again(record.wrapped_record_key, RECORD_KEY)
-    before = record.wrapped_previous_record_key
-    if before:
-        before, _ = again(before, RECORD_KEY)
+    number = record.record_key_number
+    record_key, previous = again(record.wrapped_record_key, RECORD_KEY, _record_key_owner(number))
     succession = record.succession
     if succession is not None and succession.wrapped_key:
         other, _ = again(succession.wrapped_key, BROKER_KEY)
@@ -92,7 +98,6 @@ def rewrapped_authority(
         update={
             "wrapped_key": key,
             "wrapped_record_key": record_key,
-            "wrapped_previous_record_key": before,
             "succession": succession,
             "key_id": key_id,
             "previous_key_id": previous,
@@ -130,14 +135,15 @@ def opened_authority(
 def opened_record_keys(record: AuthorityRecord, keys: Keyring) -> NamedKeys:
     """Return the keys for the MACs of records; errors of `Keyring.unwrap`."""
 
-    def opened(wrapped: bytes) -> bytes:
-        return bytes(keys.unwrap(wrapped, key_id=record.key_id, purpose=RECORD_KEY, owner=OWNER)[0])
+    def opened(wrapped: bytes, number: int) -> bytes:
+        owner = _record_key_owner(number)
+        return bytes(keys.unwrap(wrapped, key_id=record.key_id, purpose=RECORD_KEY, owner=owner)[0])
 
-    before = record.wrapped_previous_record_key
+    before, number = record.wrapped_previous_record_key, record.record_key_number
     return NamedKeys(
-        present=opened(record.wrapped_record_key),
-        previous=opened(before) if before else None,
-        number=record.record_key_number,
+        present=opened(record.wrapped_record_key, number),
+        previous=opened(before, number - 1) if before else None,
+        number=number,
     )
 
 

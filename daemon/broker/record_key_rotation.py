@@ -49,6 +49,7 @@ BATCH_RECORDS: Final = 32
 class RecordKeyProgress:
     """The number of the record key; `left` records are still under the one before.
 
+    They are counted once for each pass, from which this broker's own work is subtracted.
     `failure` is why this broker's last attempt ended, if it failed.
     """
 
@@ -68,6 +69,8 @@ class RecordKeyRotation:
         self._beginning = asyncio.Lock()
         self._proceeding = asyncio.Lock()
         self._continuing = Continuing(self.proceed, event="record_key_not_replaced")
+        # Of the replacement that ends with the key of this number.
+        self._counted = self._left = 0
 
     async def begin(self, number: int) -> None:
         """Begin to replace record key `number`; idempotent, also after the end.
@@ -77,8 +80,7 @@ class RecordKeyRotation:
         """
         async with self._beginning:
             begun = await self._registry.settle(lambda: self._attempt_begin(number))
-        if begun:
-            await self._cover(begun)
+        await self._cover(begun)
         self._continuing.want()
 
     async def _attempt_begin(self, number: int) -> int | None:
@@ -87,7 +89,8 @@ class RecordKeyRotation:
         present = registry.store.record_keys.named
         record = stored.record
         if record.record_key_number == number + 1:
-            return 0  # by this call, or by another that named the same key
+            # By this call, or by another that named the same key: it may not be covered yet.
+            return stored.revision
         if record.record_key_number != number:
             raise UsageError(
                 "broker.record_key.number",
@@ -100,7 +103,7 @@ class RecordKeyRotation:
                 "has ended",
             )
         wrapping = registry.keys.key(registry.current_key(record))
-        key, wrapped = await asyncio.to_thread(new_record_key, wrapping)
+        key, wrapped = await asyncio.to_thread(new_record_key, wrapping, number + 1)
         after = record.model_copy(
             update={
                 "wrapped_record_key": wrapped,
@@ -131,13 +134,18 @@ class RecordKeyRotation:
                     await self._finish(authority)
 
     async def _pass(self, authority: Stored[AuthorityRecord]) -> bool:
-        """Make the MACs again that are under the key before; return whether there were none."""
+        """Make the MACs again that are under the key before; return whether there were none.
+
+        False also if the authority's record is another one by now: nothing more can be stored then.
+        """
         batch: list[Entry] = []
         size = found = 0
+        await self._count(authority.record.record_key_number)
         async for entry in self._under_previous():
             found += 1
             if len(batch) == BATCH_RECORDS or size + len(entry.value) > COMMIT_BYTES_MAX:
-                await self._make_again(batch, authority)
+                if not await self._make_again(batch, authority):
+                    return False
                 batch, size = [], 0
             batch.append(entry)
             size += len(entry.value)
@@ -155,17 +163,24 @@ class RecordKeyRotation:
                     yield entry
             after = page.entries[-1].key if page.entries else after
 
-    async def _make_again(self, batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> None:
+    async def _make_again(self, batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> bool:
         """Make a batch's MACs again in one commit, or, if a record was changed, each by itself.
 
-        What was changed meanwhile is left to the next pass.
+        What was changed meanwhile is left to the next pass. False: the authority's record was.
         """
-        if batch and not await self._store(batch, authority):
-            for each in batch:
-                await self._store([each], authority)
+        self._left = max(0, self._left - len(batch))
+        if not batch or await self._store(batch, authority):
+            return True
+        if (await self._registry.authority_record()).revision != authority.revision:
+            return False
+        for each in batch:
+            await self._store([each], authority)
+        return True
 
     async def _store(self, batch: Sequence[Entry], authority: Stored[AuthorityRecord]) -> bool:
         keys = self._registry.store.record_keys
+        if keys.named.previous is None or keys.named.number != authority.record.record_key_number:
+            return False  # another broker has finished, so the batch may be under no key in use
         compares = [Compare(entry.key, entry.revision) for entry in batch]
         puts = {
             entry.key: keys.sealed(entry.key, keys.opened(entry.key, entry.value))
@@ -184,16 +199,20 @@ class RecordKeyRotation:
         """Return which record key is in use, and how far a replacement is."""
         record = (await self._registry.authority_record()).record
         is_replacing = bool(record.wrapped_previous_record_key)
-        left = 0
-        if is_replacing:
-            async for _ in self._under_previous():
-                left += 1
+        if is_replacing and self._counted != record.record_key_number:
+            await self._count(record.record_key_number)
         return RecordKeyProgress(
             number=record.record_key_number,
             is_replacing=is_replacing,
-            left=left,
+            left=self._left if is_replacing else 0,
             failure=self._continuing.failure,
         )
+
+    async def _count(self, number: int) -> None:
+        left = 0
+        async for _ in self._under_previous():
+            left += 1
+        self._counted, self._left = number, left
 
     async def _note(self, outcome: Literal["granted", "done"], record: AuthorityRecord) -> None:
         await self._audit.record(

@@ -138,13 +138,13 @@ class Rewrapping:
 
         Brokers whose instances are `gone` needn't have it. UsageError `broker.key.next`: there is
         no other key; `broker.key.retired`: it was in use before; `broker.key.rotating`: another
-        rotation is in progress; `broker.key.not_held`: a broker doesn't have it.
+        rotation is in progress; `broker.key.record_key_rotating`: a replacement of the record key
+        is; `broker.key.not_held`: a broker doesn't have it.
         """
         authority = await self._registry.authority_record()
         intended = self._other_key(authority.record)
         begun = await self._registry.settle(lambda: self._attempt_begin(intended, gone))
-        if begun:
-            await self._cover(begun)
+        await self._cover(begun)
         self._continuing.want()
 
     def _other_key(self, record: AuthorityRecord) -> bytes:
@@ -184,9 +184,16 @@ class Rewrapping:
         authority = await registry.authority_record()
         record = authority.record
         # By this rotation or another broker's, which may even have ended since the last attempt.
+        # It may not be covered yet.
         if intended == registry.current_key(record):
-            return 0
+            return authority.revision
         other = self._other_key(record)
+        if record.wrapped_previous_record_key:
+            raise UsageError(
+                "broker.key.record_key_rotating",
+                f"record key {record.record_key_number - 1} is still being replaced: key "
+                f"encryption key {other.hex()} must never wrap it",
+            )
         held = await registry.held_keys.get(_HELD)
         await self._check_held(other, held, gone)
         after = await asyncio.to_thread(rewrapped_authority, record, registry.keys, key_id=other)

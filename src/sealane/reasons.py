@@ -206,6 +206,7 @@ ReasonId = Literal[
     "broker.key.missing",
     "broker.key.next",
     "broker.key.not_held",
+    "broker.key.record_key_rotating",
     "broker.key.retired",
     "broker.key.rewrap",
     "broker.key.rotating",

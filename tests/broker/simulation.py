@@ -184,10 +184,17 @@ class World:
         rotation = RecordKeyRotation(registry, cover=instance.cover, audit=MemoryAudit())
         while registry.store.failure is None:
             await asyncio.sleep(self.draw.random())
-            with contextlib.suppress(Error):
+            try:
                 if self.draw.random() < 0.5:
                     await rotation.begin((await rotation.progress()).number)
                 await rotation.proceed()
+            except (UnavailableError, UsageError):
+                pass  # The operator, or the broker itself, tries again.
+            except VerificationError as error:
+                if registry.store.failure is None:
+                    # It would end the daemon, though the store holds nothing wrong.
+                    self.violation = Violation(f"{error.reason}: {error}")
+                return
 
     def check_record_keys(self) -> None:
         """Check that every record is under a key in use, and the state under the present one."""

@@ -17,7 +17,9 @@ from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import record_key_rotation
 from sealane.daemon.broker.authority import (
     AUTHORITY_KEY,
+    RECORD_KEY,
     authority_entry,
+    new_record_key,
     opened_record_keys,
     parse_authority,
 )
@@ -152,19 +154,25 @@ async def test_begin_is_idempotent_and_names_the_key_that_it_replaces(site: Site
     assert (await rotation.progress()).number == 2
 
 
-async def test_key_encryption_key_can_be_replaced_in_the_middle(site: Site) -> None:
+async def test_key_encryption_key_can_be_replaced_before_and_after(site: Site) -> None:
+    """In the middle the old record key would come under the next key encryption key."""
     here = await site.broker(OLD, NEW)
     await fill(here)
-    rotation = record_key_rotation_of(here)
-    await rotation.begin(0)
-    wrapping = rewrapping_of(here)
+    rotation, wrapping = record_key_rotation_of(here), rewrapping_of(here)
     await wrapping.announce()
+    await rotation.begin(0)
+    await refused(wrapping.begin(), "broker.key.record_key_rotating")
+    await rotation.proceed()
     await wrapping.begin()
+    # Not the other way round: that rotation may wait for a record that can't be decrypted.
+    await rotation.begin(1)
     await wrapping.proceed()
     alone = await site.broker(NEW)
     assert await value_of(alone, "n3") == 3
     await record_key_rotation_of(alone).proceed()
     assert await value_of(here, "n4") == 4
+    progress = await rotation.progress()
+    assert (progress.number, progress.is_replacing) == (2, False)
 
 
 Step = Callable[[Registry], Awaitable[None]]
@@ -249,7 +257,16 @@ async def test_key_that_does_not_follow_the_present_one_is_refused(site: Site) -
     here = await site.broker()
     stored = await here.authority_record()
     named = here.store.record_keys.named
-    jump = stored.record.model_copy(update={"record_key_number": named.number + 2})
+    wrapping = WrappingKey(OLD)
+    jump = stored.record.model_copy(
+        update={
+            "wrapped_record_key": new_record_key(wrapping, 2)[1],
+            "wrapped_previous_record_key": wrapping.wrap(
+                named.present, purpose=RECORD_KEY, owner="broker 1"
+            ),
+            "record_key_number": 2,
+        }
+    )
     await site.store.commit(
         puts={**authority_entry(jump), STATE_KEY: SetHash(bytes(32)).first(authority_entry(jump))}
     )

@@ -28,8 +28,7 @@ def test_key_is_replaced_over_and_over_while_brokers_are_killed(
     print("SEALANE_SEED =", SEED)
     world = run(SEED + brokers, kills=60, put_backs=put_backs, brokers=brokers, replaces_keys=True)
     print(sorted(world.key_states))
-    numbers = {number for number, _ in world.key_states}
-    assert len(numbers) > 3
+    assert max(number for number, _ in world.key_states) > 3
     # Both halfway and done were seen.
     assert {is_replacing for _, is_replacing in world.key_states} == {False, True}
     assert world.grants > 20

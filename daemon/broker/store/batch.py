@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sealane.daemon.broker.store.contract import COMMIT_BYTES_MAX, COMMIT_CHANGES_MAX, Compare
 from sealane.daemon.broker.store.rebinding import Rebinding
+from sealane.errors import Error
 
 
 @dataclass(slots=True)
@@ -17,11 +18,18 @@ class Commit:
     deletes: tuple[str, ...]
     outcome: "asyncio.Future[int | None]"
     rebinding: Rebinding | None = None
+    lost: int = 0
+    """Tries that another broker's commit overtook."""
 
     @property
     def size(self) -> int:
         """Bytes of its values."""
         return sum(map(len, self.puts.values()))
+
+    def fail(self, error: Error) -> None:
+        """Tell the caller that it failed, unless it has gone."""
+        if not self.outcome.done():
+            self.outcome.set_exception(type(error)(error.reason, error.args[0]))
 
     def answer(self, revision: int | None) -> None:
         """Tell the caller the outcome, unless it has gone."""
@@ -52,9 +60,9 @@ class Batch:
             and self.size + commit.size <= COMMIT_BYTES_MAX
         )
 
-    def add(self, commit: Commit, *, deletes: Sequence[str]) -> None:
-        """Add `commit`; of its deletes only `deletes` change anything."""
+    def add(self, commit: Commit, *, puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:
+        """Add `commit` with these values; of its deletes only `deletes` change anything."""
         self.commits.append(commit)
         self.compares |= {compare.key: compare for compare in commit.compares}
-        self.changes |= {**commit.puts, **dict.fromkeys(deletes)}
+        self.changes |= {**puts, **dict.fromkeys(deletes)}
         self.size += commit.size

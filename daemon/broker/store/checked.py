@@ -60,6 +60,8 @@ FOLLOW_SECONDS: Final = 10.0
 """How long a call waits for the watch to reach a state that the store already has."""
 UNFOLLOWED_COMMITS_MAX: Final = 1 << 16
 """Own commits that the watch hasn't shown yet; at this limit nothing is committed."""
+REBINDING_TRIES_MAX: Final = 8
+"""Tries to commit a rebinding that other brokers' commits overtake, while own ones wait."""
 INSPECTED_ENTRIES: Final = 10_000
 """Entries that one inspection reads; the next inspection continues from there."""
 
@@ -232,13 +234,15 @@ class CheckedStore:
         a time.
         """
         self._check()
-        least = self._state.number
         rebinding = self._rebinding = Rebinding(named)
+        rebinding.move(self._state)
         try:
             scan = await self._scanned(rebinding)
-            if scan.state.number < least:
-                raise _rolled_back(STATE_KEY)
             await self._reach(scan.state.revision)
+            if self._rebinding is not rebinding:
+                return None  # the memory was replaced
+            if not rebinding.was_at(scan.state):
+                raise _rolled_back(STATE_KEY)
             rebinding.fill(scan.digests, revision=scan.state.revision)
             return await self._commit(compares, puts, (), rebinding)
         except VerificationError as error:
@@ -378,14 +382,11 @@ class CheckedStore:
                 self._waiting.popleft().answer(self._state.revision)
             return
         before, rebinding = self._state, first.rebinding
-        changes = {key: self._renewed(key, value) for key, value in batch.changes.items()}
-        digests: dict[str, int] = {}
+        changes = batch.changes
         if rebinding is None:
             added, after, sealed = self._next(changes)
         else:
-            digests = rebinding.after(changes)
-            added = {key: digests[key] for key in changes if key in digests}
-            after, sealed = rebinding.hashes.rebound(before, digests.values())
+            added, after, sealed = rebinding.next(before, changes)
         if len(self._own) >= UNFOLLOWED_COMMITS_MAX:
             raise UnavailableError(
                 "broker.store.timeout", f"the watch is {len(self._own)} commits behind"
@@ -398,22 +399,30 @@ class CheckedStore:
             )
         )
         if revision is None:
-            await self._catch_up(before)
-            if self._state is before:
-                # The state is unchanged, so a record was changed without it.
-                raise self._fail(_rolled_back(", ".join([*batch.compares][:_NAMED_KEYS_MAX])))
+            await self._overtaken(batch, before)
             return
         if revision > self._state.revision:
             self._own.add(revision)
             if rebinding is not None:
-                self._rebind(rebinding, digests)
+                self._rebind(rebinding)
             self._apply(changes, added, after, revision)
         for _ in batch.commits:
             self._waiting.popleft().answer(revision)
 
-    def _renewed(self, key: str, value: bytes | None) -> bytes | None:
+    async def _overtaken(self, batch: Batch, before: State) -> None:
+        """Follow another broker's commit, after which the first waiting one may be tried again."""
+        await self._catch_up(before)
+        if self._state is before:
+            # The state is unchanged, so a record was changed without it.
+            raise self._fail(_rolled_back(", ".join([*batch.compares][:_NAMED_KEYS_MAX])))
+        first = self._waiting[0]
+        first.lost += 1
+        if first.rebinding is not None and first.lost == REBINDING_TRIES_MAX:
+            self._waiting.popleft().answer(None)
+
+    def _renewed(self, key: str, value: bytes) -> bytes:
         """Return a value to put under the present record key, which callers may not know yet."""
-        if value is None or key == self._naming.key:
+        if key == self._naming.key:
             return value
         return self.record_keys.renewed(key, value)
 
@@ -426,13 +435,13 @@ class CheckedStore:
         )
         return added, after, sealed
 
-    def _rebind(self, rebinding: Rebinding, digests: Mapping[str, int]) -> None:
-        """Have in memory what the commit of a rebinding has made true."""
+    def _rebind(self, rebinding: Rebinding) -> None:
+        """Have in memory what the commit of a rebinding has made true, but for its changes."""
         self._rebinding = None
         self._hashes = rebinding.hashes
         self.record_keys.replace(rebinding.named)
         self._known = {
-            key: Known(revision=known.revision, digest=digests[key])
+            key: Known(revision=known.revision, digest=rebinding.digests[key])
             for key, known in self._known.items()
         }
 
@@ -441,7 +450,14 @@ class CheckedStore:
         for commit in self._waiting:
             if batch.commits and not (batch.takes(commit) and self._holds(commit)):
                 break
-            batch.add(commit, deletes=[key for key in commit.deletes if key in self._known])
+            try:
+                puts = {key: self._renewed(key, value) for key, value in commit.puts.items()}
+            except UnavailableError as error:
+                if not batch.commits:
+                    self._waiting.popleft().fail(error)
+                break
+            deletes = [key for key in commit.deletes if key in self._known]
+            batch.add(commit, puts=puts, deletes=deletes)
         return batch
 
     def _holds(self, commit: Commit) -> bool:
@@ -456,9 +472,7 @@ class CheckedStore:
     def _answer_all(self, error: Error) -> None:
         """Fail all waiting commits: after a commit of unknown outcome, theirs are unknown, too."""
         while self._waiting:
-            commit = self._waiting.popleft()
-            if not commit.outcome.done():
-                commit.outcome.set_exception(type(error)(error.reason, error.args[0]))
+            self._waiting.popleft().fail(error)
 
     def _apply(
         self,
@@ -491,6 +505,8 @@ class CheckedStore:
             tag=state.tag,
             revision=revision,
         )
+        if self._rebinding is not None:
+            self._rebinding.move(self._state)
         self._wake()
 
     def _wake(self) -> None:
@@ -508,9 +524,10 @@ class CheckedStore:
                         try:
                             self._take_over(commit)
                         except VerificationError:
-                            if not await self._replaces_key(commit):
+                            named = await self._next_key(commit)
+                            if named is None:
                                 raise
-                            await self._read_all()
+                            await self._read_all(named)
                             break
                         self._followed = commit[0].revision
             except UnavailableError as error:
@@ -540,20 +557,21 @@ class CheckedStore:
             raise _rolled_back(", ".join([*changes][:_NAMED_KEYS_MAX]))
         self._apply(changes, added, state, revision)
 
-    async def _replaces_key(self, commit: Sequence[Change]) -> bool:
-        """Return whether a commit names the next record key: then everything is to be read again.
+    async def _next_key(self, commit: Sequence[Change]) -> NamedKeys | None:
+        """Return the next record key if a commit names it: then everything is to be read again.
 
         Only that shows whether brokers made it: its state is under a key that no digest in memory
         was made with.
         """
         value = next((each.value for each in commit if each.key == self._naming.key), None)
         if value is None:
-            return False
+            return None
         named = await self._naming.named(value)
         if commit[0].revision <= self._state.revision:
-            return True  # an own one, whose answer has come meanwhile
+            return named  # an own one, whose answer has come meanwhile
         present = self.record_keys.named
-        return named.number == present.number + 1 and named.previous == present.present
+        follows = named.number == present.number + 1 and named.previous == present.present
+        return named if follows else None
 
     async def _begin_again(self) -> None:
         try:
@@ -562,11 +580,14 @@ class CheckedStore:
             get_logger().error("store_not_watched", reason=error.reason, message=error.args[0])
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _read_all(self) -> None:
-        """Read and check everything, and use it as the memory unless the memory is newer by now."""
+    async def _read_all(self, expected: NamedKeys | None = None) -> None:
+        """Read and check everything, and use it as the memory unless the memory is newer by now.
+
+        The store is first read under the keys `expected`, if given.
+        """
         while True:
             try:
-                scan = await self._scanned()
+                scan = await self._scanned(expected=expected)
             except UnavailableError as error:
                 if error.reason != "broker.store.compacted":
                     raise
@@ -586,12 +607,15 @@ class CheckedStore:
             self._move(state, state.revision)
             return
 
-    async def _scanned(self, rebinding: Rebinding | None = None) -> _Scan:
+    async def _scanned(
+        self, rebinding: Rebinding | None = None, expected: NamedKeys | None = None
+    ) -> _Scan:
         """Read and check all entries as of one revision, under the record key that they name.
 
         VerificationError `broker.store.rolled_back`.
         """
-        least = guess = self.record_keys.named
+        least = self.record_keys.named
+        guess = expected or least
         while True:
             hashes = SetHash(guess.present)
             known: dict[str, Known] = {}
@@ -617,6 +641,8 @@ class CheckedStore:
             named = await self._naming.named(naming)
             if named.number < least.number:
                 raise _rolled_back(self._naming.key)
+            if named.number == least.number and named.present != least.present:
+                raise _rolled_back(self._naming.key)  # a branch with a replacement of its own
             if named.present != guess.present:
                 guess = named  # replaced since: the digests are to be made again
                 continue

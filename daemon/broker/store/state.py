@@ -12,7 +12,7 @@ again.
 """
 
 import hmac
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -88,13 +88,13 @@ class SetHash:
         sealed = self._sealed(record, total)
         return _state(record, sealed, total, revision=0), sealed
 
-    def rebound(self, before: State, digests: Collection[int]) -> tuple[State, bytes]:
+    def rebound(self, before: State, *, total: int, count: int) -> tuple[State, bytes]:
         """Return the state after `before`, which was bound by another key, and its record.
 
-        `digests` are those of all entries.
+        `total` is the sum of the digests of all `count` entries.
         """
-        total = sum(digests) % _MODULUS
-        record = _StateRecord(number=before.number + 1, count=len(digests), previous=before.tag)
+        total %= _MODULUS
+        record = _StateRecord(number=before.number + 1, count=count, previous=before.tag)
         sealed = self._sealed(record, total)
         return _state(record, sealed, total, revision=0), sealed
 
