@@ -238,4 +238,7 @@ def world(
                 cards.enter_context(running_card(other[0], other[1][0]))
             gateway = stack.enter_context(daemon(config))
         at = None if other is None else (other[0], other[1][0])
-        yield World(site, maker, identity, socket, gateway, config, at)
+        made = World(site, maker, identity, socket, gateway, config, at)
+        for label in labels:
+            made.wait_for_log("accelerator_not_in_use", label=label)
+        yield made

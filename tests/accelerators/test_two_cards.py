@@ -61,8 +61,11 @@ async def wait(site: World, **states: int) -> dict[str, offload_pb2.Accelerator]
 
 
 async def wait_volumes(site: World, label: str, count: int) -> dict[str, offload_pb2.Accelerator]:
-    """Wait until a card has so many volumes."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    """Wait until a card has so many volumes.
+
+    On a busy machine a card may be lost for 50 ms of silence, and is trusted again after a minute.
+    """
+    async with asyncio.timeout(3 * PATIENCE_SECONDS):
         while True:
             cards = await accelerators(site)
             if cards[label].volumes == count:
@@ -87,11 +90,11 @@ async def test_two_cards_share_volumes_and_the_death_of_one_goes_unnoticed(ledge
         with site.card() as first, second_card(site):
             await wait(site, card0=STATES.IN_USE, card1=STATES.IN_USE)
             async with disks(site) as contents:
+                await wait_volumes(site, LABEL, 1)
+                await wait_volumes(site, SECOND, 1)
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     while not (site.nonces() and second_nonces(site)):
                         await write(contents, 1)
-                cards = await accelerators(site)
-                assert [card.volumes for card in cards.values()] == [1, 1]
                 writing = asyncio.ensure_future(write(contents, 4))
                 await asyncio.sleep(0.02)
                 first.kill()
@@ -107,7 +110,7 @@ async def test_two_cards_share_volumes_and_the_death_of_one_goes_unnoticed(ledge
                         await contents[1].write(1)
                 for each in contents:
                     await each.check()
-                assert not cards[SECOND].losses
+                assert cards[LABEL].losses
                 assert cards[LABEL].sectors_sealed
         once_each(sealed(ledgers))
 
@@ -169,7 +172,7 @@ async def test_each_card_is_stopped_by_its_label_and_the_other_takes_over(ledger
                 while len(second_nonces(site)) == before:
                     await write(contents, 1)
             assert len(site.nonces()) == known
-            assert cards[LABEL].losses == cards[SECOND].losses == 0
+            assert cards[LABEL].refusals == cards[SECOND].refusals == 0
             for each in contents:
                 await each.check()
         once_each(sealed(ledgers))
