@@ -671,13 +671,34 @@ def test_nothing_passes_once_the_permit_has_ended(side: int) -> None:
         assert _landed(right) == before
 
 
+@contextlib.contextmanager
+def _extended(permit: Permit) -> Iterator[None]:
+    """Let a permit hold until three seconds after the end of the block."""
+    is_over = threading.Event()
+
+    def extend() -> None:
+        while not is_over.wait(0.1):
+            permit.extend(monotonic_ns() + 3 * 10**9)
+
+    permit.extend(monotonic_ns() + 3 * 10**9)
+    extending = threading.Thread(target=extend)
+    extending.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        extending.join()
+
+
 def test_a_session_ends_when_nobody_extends_its_permit() -> None:
-    permit = permitted()
-    with pair(permits=(permit, None)) as (left, right):
-        transfer(left, right, sizes=[PERMITTED_BYTES])
-        before = _landed(right)
-        permit.take_back("")
-        permit.extend(monotonic_ns())
+    permit = Permit()
+    with contextlib.ExitStack() as stack:
+        with _extended(permit):
+            left, right = stack.enter_context(pair(permits=(permit, None)))
+            transfer(left, right, sizes=[PERMITTED_BYTES])
+            before = _landed(right)
+        while permit.holds:
+            time.sleep(0.01)
         _send(left, right)
         assert left.wait_state("closed") == "session.trust.ended"
         assert _landed(right) == before
