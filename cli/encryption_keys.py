@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from sealane.cli.output import CALL_SECONDS, Output
@@ -20,17 +21,18 @@ async def key_rewrap(client: Client, options: argparse.Namespace, output: Output
     request = operator_pb2.RotateEncryptionKeyRequest(gone_instances=options.gone)
     with translated():
         keys = await client.operator.RotateEncryptionKey(request, timeout=CALL_SECONDS)
-    while options.wait and keys.previous_key_id:
-        if keys.failure:
-            raise UnavailableError("broker.key.rewrap", f"keys are not wrapped: {keys.failure}")
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{keys.left} of {keys.records} records left ")
-            sys.stderr.flush()
-        await asyncio.sleep(WAIT_SECONDS)
-        keys = await _status(client)
-    if options.wait and sys.stderr.isatty():
-        sys.stderr.write("\n")
+    if options.wait:
+        keys = await _ended(client, keys, _rewrap_left)
     _show(keys, output)
+
+
+def _rewrap_left(keys: operator_pb2.EncryptionKeys) -> str:
+    """Return what is left of a rotation of the key encryption key; empty: it has ended."""
+    if not keys.previous_key_id:
+        return ""
+    if keys.failure:
+        raise UnavailableError("broker.key.rewrap", f"keys are not wrapped: {keys.failure}")
+    return f"{keys.left} of {keys.records} records left"
 
 
 async def key_rotate_record_key(
@@ -49,19 +51,37 @@ async def key_rotate_record_key(
     request = operator_pb2.RotateRecordKeyRequest(number=number)
     with translated():
         keys = await client.operator.RotateRecordKey(request, timeout=CALL_SECONDS)
-    while options.wait and keys.is_record_key_rotating:
-        if keys.record_key_failure:
-            raise UnavailableError(
-                "broker.record_key.failed", f"no record is written again: {keys.record_key_failure}"
-            )
+    if options.wait:
+        keys = await _ended(client, keys, _record_key_left)
+    _show(keys, output)
+
+
+def _record_key_left(keys: operator_pb2.EncryptionKeys) -> str:
+    """Return what is left of a replacement of the record key; empty: it has ended."""
+    if not keys.is_record_key_rotating:
+        return ""
+    if keys.record_key_failure:
+        raise UnavailableError(
+            "broker.record_key.failed", f"no record is written again: {keys.record_key_failure}"
+        )
+    return f"{keys.left_under_previous_record_key} records left"
+
+
+async def _ended(
+    client: Client,
+    keys: operator_pb2.EncryptionKeys,
+    left: Callable[[operator_pb2.EncryptionKeys], str],
+) -> operator_pb2.EncryptionKeys:
+    """Show what is `left` until that is nothing; return the last answer."""
+    while said := left(keys):
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{keys.left_under_previous_record_key} records left ")
+            sys.stderr.write(f"\r{said} ")
             sys.stderr.flush()
         await asyncio.sleep(WAIT_SECONDS)
         keys = await _status(client)
-    if options.wait and sys.stderr.isatty():
+    if sys.stderr.isatty():
         sys.stderr.write("\n")
-    _show(keys, output)
+    return keys
 
 
 async def key_status(client: Client, _options: argparse.Namespace, output: Output) -> None:

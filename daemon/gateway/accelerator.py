@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from sealane import _native
@@ -186,11 +187,7 @@ class CardKeeper:
     async def release(self, volume: _native.GatewayVolume) -> None:
         """Let the card in use end a volume's jobs and give it no more; then `remove` it."""
         self._leaving.add(volume)
-        deadline = time.monotonic() + REST_SECONDS
-        while await self._jobs_of(volume):
-            if time.monotonic() >= deadline:
-                break
-            await asyncio.sleep(_REST_POLL_SECONDS)
+        await _at_rest(partial(self._jobs_of, volume))
         await self.remove(volume)
 
     async def remove(self, volume: _native.GatewayVolume) -> None:
@@ -387,15 +384,14 @@ class CardKeeper:
 
         After REST_SECONDS, or if it is lost, the processor seals what it still has.
         """
-        deadline = time.monotonic() + REST_SECONDS
-        while not card.loss and (left := await self._jobs_left()):
-            if time.monotonic() >= deadline:
-                get_logger().warning("accelerator_not_at_rest", label=self.source.label, jobs=left)
-                return
-            await asyncio.sleep(_REST_POLL_SECONDS)
 
-    async def _jobs_left(self) -> int:
-        return sum([await self._jobs_of(volume) for volume in [*self._volumes]])
+        async def jobs_left() -> int:
+            if card.loss:
+                return 0
+            return sum([await self._jobs_of(volume) for volume in [*self._volumes]])
+
+        if left := await _at_rest(jobs_left):
+            get_logger().warning("accelerator_not_at_rest", label=self.source.label, jobs=left)
 
     async def _jobs_of(self, volume: _native.GatewayVolume) -> int:
         async with self._giving:
@@ -444,3 +440,13 @@ class CardKeeper:
                 reason=error.reason,
                 message=str(error),
             )
+
+
+async def _at_rest(jobs_left: Callable[[], Awaitable[int]]) -> int:
+    """Wait until jobs have ended, for REST_SECONDS at most; return how many are left."""
+    deadline = time.monotonic() + REST_SECONDS
+    while left := await jobs_left():
+        if time.monotonic() >= deadline:
+            return left
+        await asyncio.sleep(_REST_POLL_SECONDS)
+    return 0

@@ -71,24 +71,24 @@ class BrokerClient:
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return the verified descriptor of `volume_id`."""
         request = broker_pb2.GetVolumeDescriptorRequest(volume_id=volume_id)
-        signed = await self._brokers.call(
-            lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
-        )
-        return self._described(signed, volume_id)
+        return self._described(await self._signed(request), volume_id)
 
     async def target_of_request(self, request_id: str) -> str:
         """Return the target of the volume that an earlier `register` made; empty: it made none."""
         request = broker_pb2.GetVolumeDescriptorRequest(request_id=request_id)
         try:
-            signed = await self._brokers.call(
-                lambda channel: BrokerStub(channel).GetVolumeDescriptor(
-                    request, timeout=_CALL_SECONDS
-                )
-            )
+            signed = await self._signed(request)
         except UsageError:
             # A broker of an earlier release refuses the request.
             return ""
         return open_descriptor(self._identity.anchors, signed).target_node
+
+    async def _signed(
+        self, request: broker_pb2.GetVolumeDescriptorRequest
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        return await self._brokers.call(
+            lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
+        )
 
     async def descriptors(
         self, *, page_size: int, page_token: str
