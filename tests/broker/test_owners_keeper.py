@@ -1,6 +1,7 @@
 """The owners in force: changed by documents they sign, by a reset, and never back."""
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -320,19 +321,28 @@ async def test_the_first_policy_of_several_owners_stores_them(tmp_path: Path) ->
         assert (await world.broker()).owners.version == 1
 
 
+def before_the_record(
+    world: World, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Awaitable[Any]]
+) -> None:
+    """Do something before the next change is in the audit log, so before it is committed."""
+    record = world.audit.record
+
+    async def worked_meanwhile(kind: str, **detail: Any) -> None:
+        monkeypatch.setattr(world.audit, "record", record)
+        await work()
+        await record(kind, **detail)
+
+    monkeypatch.setattr(world.audit, "record", worked_meanwhile)
+
+
 async def test_a_broker_with_other_owners_does_not_store_them_after_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with World(tmp_path) as world:
         one, two = await world.broker(), await world.broker(owners_of(A, D))
-        record = world.audit.record
-
-        async def stored_meanwhile(kind: str, **detail: Any) -> None:
-            monkeypatch.setattr(world.audit, "record", record)
-            await world.registry.commit((), one.owners.kept()[1])
-            await record(kind, **detail)
-
-        monkeypatch.setattr(world.audit, "record", stored_meanwhile)
+        before_the_record(
+            world, monkeypatch, lambda: world.registry.commit((), one.owners.kept()[1])
+        )
         assert await refused(apply(two, 1, D)) == "policy.version.used"
         assert await refused(two.refresh()) == "policy.owners.configuration"
 
@@ -431,14 +441,7 @@ async def test_no_policy_is_accepted_under_owners_that_another_broker_replaced(
     async with World(tmp_path) as world:
         one, two = await world.broker(), await world.broker()
         await apply(one, 1, A, B)
-        record = world.audit.record
-
-        async def replaced_meanwhile(kind: str, **detail: Any) -> None:
-            monkeypatch.setattr(world.audit, "record", record)
-            await replace(two, SECOND, A, C)
-            await record(kind, **detail)
-
-        monkeypatch.setattr(world.audit, "record", replaced_meanwhile)
+        before_the_record(world, monkeypatch, lambda: replace(two, SECOND, A, C))
         assert await refused(apply(one, 2, A, B)) == "policy.version.used"
         stored = await world.registry.policies.get(POLICY_NAME)
         assert stored is not None
@@ -451,14 +454,7 @@ async def test_of_two_changes_at_once_one_is_refused(
     async with World(tmp_path) as world:
         one, two = await world.broker(), await world.broker()
         await apply(one, 1, A, B)
-        record = world.audit.record
-
-        async def replaced_meanwhile(kind: str, **detail: Any) -> None:
-            monkeypatch.setattr(world.audit, "record", record)
-            await replace(two, SECOND, A, C)
-            await record(kind, **detail)
-
-        monkeypatch.setattr(world.audit, "record", replaced_meanwhile)
+        before_the_record(world, monkeypatch, lambda: replace(two, SECOND, A, C))
         other = owners_of(A, B, threshold=2, version=1)
         assert await refused(replace(one, other, A, B)) == "policy.owners.version"
         await one.refresh()

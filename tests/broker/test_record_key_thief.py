@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.test_record_keys import OLD, Site, clock, fill, refused
+from broker.record_keys import OLD, Site, clock, fill, refused, site_at
 from brokers import record_key_rotation_of
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.authority import (
@@ -25,11 +25,8 @@ from sealane.daemon.broker.store.state import SetHash, State
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    made = Site(SqliteStore(tmp_path / "broker.sqlite"))
-    yield made
-    for each in made.brokers:
-        await each.close()
-    await made.store.close()
+    async with site_at(tmp_path) as made:
+        yield made
 
 
 def authority_in(entries: dict[str, bytes]) -> AuthorityRecord:

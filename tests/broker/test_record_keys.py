@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.record_keys import NEW, OLD, Site, clock, fill, refused, site_at, value_of
 from broker.restoring import Place
 from broker.test_checked import change
 from broker.test_restore import NAME, VOLUME, filled_store
@@ -24,63 +25,16 @@ from sealane.daemon.broker.authority import (
     parse_authority,
 )
 from sealane.daemon.broker.keyring import Keyring
-from sealane.daemon.broker.records import ClockRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import STATE_KEY, Entry, Page
-from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.store.state import SetHash
-from sealane.errors import UnavailableError, UsageError, VerificationError
-
-OLD, NEW = bytes(32), bytes([1]) * 32
-
-
-class Site:
-    """A store and brokers on it."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self.store = store
-        self.brokers: list[Registry] = []
-
-    async def broker(self, *keks: bytes) -> Registry:
-        keys = [WrappingKey(kek) for kek in keks or (OLD,)]
-        made = await Registry.open(Stopping(self.store), *keys, node="b")
-        self.brokers.append(made)
-        return made
-
-    async def entries(self) -> dict[str, bytes]:
-        return {
-            entry.key: entry.value async for page in self.store.scan() for entry in page.entries
-        }
+from sealane.errors import UnavailableError, VerificationError
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    made = Site(SqliteStore(tmp_path / "broker.sqlite"))
-    yield made
-    for each in made.brokers:
-        await each.close()
-    await made.store.close()
-
-
-def clock(count: int) -> ClockRecord:
-    return ClockRecord(reset_count=count, restart_count=0, millis=0)
-
-
-async def fill(registry: Registry, count: int = 5) -> None:
-    for number in range(count):
-        assert await registry.commit(puts=registry.clocks.sealed(f"n{number}", clock(number)))
-
-
-async def value_of(registry: Registry, name: str) -> int:
-    stored = await registry.clocks.get(name)
-    assert stored is not None
-    return stored.record.reset_count
-
-
-async def refused(call: Awaitable[Any], reason: str) -> None:
-    with pytest.raises((UsageError, VerificationError, UnavailableError)) as caught:
-        await call
-    assert caught.value.reason == reason
+    async with site_at(tmp_path) as made:
+        yield made
 
 
 async def test_all_records_come_under_the_new_key_and_the_old_one_is_deleted(site: Site) -> None:

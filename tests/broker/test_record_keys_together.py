@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.test_record_keys import NEW, OLD, Site, clock, fill, value_of
+from broker.record_keys import NEW, OLD, Site, clock, fill, site_at, value_of
 from brokers import MemoryAudit, record_key_rotation_of, rewrapping_of
 from sealane.daemon.broker import record_key_rotation
 from sealane.daemon.broker.authority import AUTHORITY_KEY, authority_entry
@@ -16,18 +16,14 @@ from sealane.daemon.broker.records import AuthorityRecord, Stored
 from sealane.daemon.broker.rewrapping import Rewrapping
 from sealane.daemon.broker.store.checked import REBINDING_TRIES_MAX
 from sealane.daemon.broker.store.contract import Entry, Page
-from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    made = Site(SqliteStore(tmp_path / "broker.sqlite"))
-    yield made
-    for each in made.brokers:
-        await each.close()
-    await made.store.close()
+    async with site_at(tmp_path) as made:
+        yield made
 
 
 async def test_late_pass_does_not_end_its_broker(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -323,6 +324,13 @@ async def until(happened: Callable[[], bool]) -> None:
             if happened():
                 return
             await asyncio.sleep(0.05)
+
+
+async def reloaded(running: Daemon) -> None:
+    """Let a daemon read its configuration again; return when it has."""
+    before = _logged(running, "reloaded")
+    running.process.send_signal(signal.SIGHUP)
+    await until(lambda: _logged(running, "reloaded") > before)
 
 
 def _copy_of(world: World, config: Path) -> Path:

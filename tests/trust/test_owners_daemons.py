@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory
+from control_plane import Site, daemon, sealanectl, sealaned, short_directory
 from ports import addresses_of_our_own
 from sealane.client import connect
-from trust.test_device_daemons import MIB, World, until, world
+from trust.test_device_daemons import MIB, World, reloaded, world
 from trust.test_revocation import HOST, Load
 
 __all__ = ["world"]
@@ -73,15 +72,6 @@ def signed_policy(site: Site, *owners: str) -> Path:
     path.with_name(f"{path.name}.sig").unlink(missing_ok=True)
     sign(site, "policy", path, *owners)
     return path
-
-
-async def reloaded(broker: Daemon) -> None:
-    def count() -> int:
-        return sum(line["event"] == "reloaded" for line in broker.log_lines())
-
-    before = count()
-    broker.process.send_signal(signal.SIGHUP)
-    await until(lambda: count() > before)
 
 
 async def test_an_owner_is_exchanged_while_a_volume_is_attached(world: World) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from patience import PATIENCE_SECONDS
 from ports import addresses_of_our_own
 from sealane.client import Client, Volume, connect
 from sealane.errors import UnavailableError
-from trust.test_device_daemons import MIB, World, until, world
+from trust.test_device_daemons import MIB, World, reloaded, world
 from trust.test_revocation import HOST, Load
 
 __all__ = ["world"]
@@ -38,15 +37,6 @@ def _with_keys(site: Site, listen: str, key: str, next_key: str = "") -> Path:
         text += f'[broker.next_key]\nkey_file = "{site.root / next_key}"\n'
     config.write_text(text)
     return config
-
-
-async def _reloaded(broker: Daemon) -> None:
-    def count() -> int:
-        return sum(line["event"] == "reloaded" for line in broker.log_lines())
-
-    before = count()
-    broker.process.send_signal(signal.SIGHUP)
-    await until(lambda: count() > before)
 
 
 async def _finished(broker: Daemon) -> dict[str, Any]:
@@ -92,7 +82,7 @@ async def test_a_rotation_outlives_its_broker_and_hosts_notice_nothing(world: Wo
         assert (before["left"], before["previous_key_id"], before["records"]) == (0, "", 2)
 
         _with_keys(site, listen, "kek", "kek2")
-        await _reloaded(world.broker)
+        await reloaded(world.broker)
         begun = await asyncio.to_thread(_ctl, world.broker, "rewrap")
         assert begun["key_id"] == new_id
         world.broker.kill()
@@ -104,7 +94,7 @@ async def test_a_rotation_outlives_its_broker_and_hosts_notice_nothing(world: Wo
 
         # The old key is removed while the broker runs; then the broker starts without it.
         _with_keys(site, listen, "kek2")
-        await _reloaded(world.broker)
+        await reloaded(world.broker)
         [broker] = (await asyncio.to_thread(_ctl, world.broker, "status"))["brokers"]
         assert broker["key_ids"] == [new_id]
         assert world.broker.stop() == 0
