@@ -13,7 +13,8 @@ from typing import Final
 
 from sealane.planning.model import Loss, Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner.choice import PARITY_BUDGET, Objective, Plan, plan
+from sealane.planning.planner.choice import PARITY_BUDGET, Objective, Plan
+from sealane.planning.planner.shared import shared_plan
 
 QUANTILE: Final = 1.96
 """Quantile of the normal distribution, for two-sided intervals of 95 %."""
@@ -259,7 +260,7 @@ class LossEstimator:
 
 
 class Planner:
-    """Keeps the plan of one path up to date."""
+    """Keeps the plan of one path up to date; shared with others of the same path."""
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class Planner:
         """
         self.estimator = estimator or LossEstimator(path.unit_seconds)
         self._check = check
-        self.plan = plan(path, objective, parity_budget, caution=caution, check=check)
+        self.plan = shared_plan(path, objective, parity_budget, caution=caution, check=check)
 
     def update(
         self, round_trip_seconds: float | None = None, count: int | None = None
@@ -305,7 +306,7 @@ class Planner:
         if path is self.plan.path and caution == self.plan.caution:
             return None
         objective, parity_budget = self.plan.objective, self.plan.parity_budget
-        self.plan = plan(path, objective, parity_budget, caution=caution, check=self._check)
+        self.plan = shared_plan(path, objective, parity_budget, caution=caution, check=self._check)
         return self.plan
 
 

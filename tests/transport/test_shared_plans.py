@@ -1,0 +1,130 @@
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from sealane.planning.model import Loss, Path
+from sealane.planning.planned_loss import PLANNED_LOSS_MAX
+from sealane.planning.planner import PARITY_BUDGET, Objective, Plan, evaluate, plan, rank, shared
+from sealane.planning.planner.shared import STEP, shared_plan
+from seeds import SEED
+
+PATH = Path(
+    rate_bits_per_second=1e9,
+    round_trip_seconds=STEP**-40,
+    loss=Loss(rate=STEP**-90, burst_packets=STEP**8, is_timed=True),
+    unit_bytes=1400,
+)
+KIB = 1 << 10
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Paths that plans were made for, with no plan made before."""
+    paths: list[Path] = []
+
+    def counted(path: Path, *arguments: Any, **named: Any) -> Plan:
+        paths.append(path)
+        return plan(path, *arguments, **named)
+
+    shared._made.cache_clear()
+    monkeypatch.setattr(shared, "plan", counted)
+    return paths
+
+
+def planned(
+    path: Path,
+    objective: Objective = Objective.P99,
+    caution: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+) -> Plan:
+    return shared_plan(path, objective, PARITY_BUDGET, caution=caution, check=check)
+
+
+def like(factor: float) -> Path:
+    burst = PATH.loss.burst_packets * factor
+    loss = replace(PATH.loss, rate=PATH.loss.rate * factor, burst_packets=burst)
+    return replace(PATH, loss=loss, round_trip_seconds=PATH.round_trip_seconds / factor)
+
+
+def test_sessions_of_a_path_share_one_plan_and_keep_what_each_has_measured(
+    made: list[Path],
+) -> None:
+    paths = [like(1 + share / 100) for share in range(-4, 5)]
+    with ThreadPoolExecutor(len(paths)) as pool:
+        plans = list(pool.map(planned, paths))
+    assert len(made) == 1
+    assert [each.path for each in plans] == paths
+    assert len({each.rows for each in plans}) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: planned(like(STEP)),
+        lambda: planned(replace(PATH, count=2)),
+        lambda: planned(replace(PATH, rate_bits_per_second=2e9)),
+        lambda: planned(replace(PATH, unit_bytes=8900)),
+        lambda: planned(PATH, Objective.MEAN),
+        lambda: planned(PATH, caution=0.01),
+        lambda: shared_plan(PATH, Objective.P99, 0.1, caution=0.0, check=lambda: None),
+    ],
+)
+def test_another_path_objective_or_caution_has_another_plan(
+    made: list[Path], other: Callable[[], Plan]
+) -> None:
+    planned(PATH)
+    other()
+    assert len(made) == 2
+
+
+def test_what_is_never_lost_and_what_is_nearly_always_are_planned_for_as_they_are(
+    made: list[Path],
+) -> None:
+    worst = Loss(rate=PLANNED_LOSS_MAX)
+    for loss in (Loss(rate=0.0), worst, replace(worst, rate=PLANNED_LOSS_MAX * 0.999)):
+        planned(replace(PATH, loss=loss), Objective.MEAN)
+    assert [path.loss.rate for path in made] == [0.0, PLANNED_LOSS_MAX]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_shared_plan_is_nearly_as_good_as_the_best_scheme(number: int) -> None:
+    random = Random(f"{SEED}/{number}")
+    path = Path(
+        rate_bits_per_second=10 ** random.uniform(8, 11),
+        round_trip_seconds=10 ** random.uniform(-3, -1),
+        loss=Loss(rate=10 ** random.uniform(-5, -2), burst_packets=random.choice([1.0, 4.0, 20.0])),
+        unit_bytes=4096,
+    )
+    rows = planned(path)
+    for size in (64 * KIB, 4096 * KIB):
+        best = rank(path, size, Objective.P99)[0]
+        chosen = evaluate(path, size, rows.row(size).scheme)
+        assert chosen.p99 <= 1.1 * best.p99, (path, size)
+
+
+def test_a_plan_that_one_session_abandons_is_made_for_another(made: list[Path]) -> None:
+    has_begun, given_up = threading.Event(), threading.Event()
+
+    class _AbandonedError(Exception):
+        pass
+
+    def check() -> None:
+        if made:
+            has_begun.set()
+            assert given_up.wait(10)
+            raise _AbandonedError
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(planned, PATH, check=check)
+        assert has_begun.wait(10)
+        second = pool.submit(planned, PATH)
+        given_up.set()
+        assert second.result().rows == plan(like(1), Objective.P99).rows
+        with pytest.raises(_AbandonedError):
+            first.result()
+    assert len(made) == 2
