@@ -26,6 +26,8 @@ PREPARED_SECONDS: Final = 25.0
 """Time from the start of the schedule of outages to that of the traffic which they meet."""
 FAR: Final = tuple(f"far-{number}" for number in range(SENDERS))
 NEAR: Final = tuple(f"near-{number}" for number in range(SENDERS))
+SESSIONS_MAX: Final = 128
+"""Of a fabric: those of a run, and those that end with the one before."""
 NETWORK: Final = "net"
 CONTROL: Final = "control"
 """A second network, for calls of the daemons: nothing disturbs them, nor do they."""
@@ -47,7 +49,8 @@ class Scheme:
         return {
             "rate_max_bits_per_second": LINE,
             "paths": 10,
-            "sessions_max": 64,
+            "sessions_max": SESSIONS_MAX,
+            "limits": {"sessions": SESSIONS_MAX},
             "congestion": self.congestion,
             "marking": self.marking,
             "line_bits_per_second": LINE,
