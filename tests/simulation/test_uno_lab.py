@@ -134,21 +134,31 @@ def test_a_sender_is_busy_where_its_messages_cover_the_interval(bench: Any) -> N
         [(0.2, 0.1)],
         [],
     ]
-    found = bench.fairness.busy(spans, 8)
-    assert [list(np.flatnonzero(found[:, sender])) for sender in range(4)] == [
-        [1, 2, 3, 6],
-        [0, 1, 2],
-        [],
-        [],
+    found = bench.fairness.under_way(spans, 8)
+    assert found.T.tolist() == [
+        [0, 1, 1, 1, 0, 0, 1, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [0] * 8,
+        [0] * 8,
     ]
+
+
+def test_messages_at_the_same_time_count_each(bench: Any) -> None:
+    spans = [[(0.0, 0.3), (0.1, 0.4), (0.15, 0.25)]]
+    assert bench.fairness.under_way(spans, 5).T.tolist() == [[1, 2, 2, 1, 0]]
 
 
 def test_fairness_is_that_of_the_busy_ones(bench: Any) -> None:
     taken = np.array([(10.0, 10.0, 90.0), (20.0, 0.0, 90.0), (10.0, 10.0, 9.0), (0.0, 0.0, 5.0)])
-    is_busy = np.array([(1, 1, 0), (1, 1, 0), (0, 1, 0), (1, 1, 0)], dtype=np.bool_)
-    found = bench.fairness.indices(taken, is_busy)
+    messages = np.array([(1, 1, 0), (1, 1, 0), (0, 1, 0), (1, 1, 0)])
+    found = bench.fairness.indices(taken, messages)
     # One busy sender has nobody to share with; where nothing arrives, nothing is shared.
     assert found == [(0.0, pytest.approx(1.0)), (pytest.approx(0.1), pytest.approx(0.5))]
+
+
+def test_a_host_with_two_messages_under_way_may_have_twice_as_much(bench: Any) -> None:
+    found = bench.fairness.indices(np.array([(20.0, 10.0)]), np.array([(2, 1)]))
+    assert found == [(0.0, pytest.approx(1.0))]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +178,7 @@ def test_shares_are_fair_after_the_last_unfair_interval(
 
 
 def _found(bench: Any) -> Any:
-    """Return a run of two seconds: a far host with twice the bytes of a near one, and probes."""
+    """Return a run of two seconds: twice the bytes from a far host as from a near one, probes."""
     sender = bench.runs.Sender
     far = sender(kind="far", host="far-0", connections=2, messages=((0.0, 4000), (0.5, 9000)))
     near = sender(kind="near", host="near-1", connections=1, messages=((0.0, 2000),))
@@ -203,10 +213,9 @@ def test_times_count_from_arrival_and_those_of_probes_from_sending(bench: Any) -
 
 def test_shares_are_those_of_hosts_with_something_to_send(bench: Any) -> None:
     found = bench.runs.shares(_found(bench), ["far-0", "near-0", "near-1"])
-    # From a far way after the start on; 2 to 1.
-    assert found[0][0] == pytest.approx(0.1)
-    assert found[-1][0] == pytest.approx(1.8)
-    assert {round(index, 6) for _, index in found} == {0.9}
+    # From a far way after the start on; 2 to 1, and fair when the far host has two messages.
+    assert [round(start, 6) for start, _ in found] == [n / 10 for n in range(1, 19)]
+    assert [round(index, 6) for _, index in found] == [0.9] * 5 + [1.0] * 13
 
 
 def _record(bench: Any, traffic: str, scheme: str, number: int) -> dict[str, Any]:
@@ -219,8 +228,8 @@ def _record(bench: Any, traffic: str, scheme: str, number: int) -> dict[str, Any
 
 def test_a_record_says_what_the_network_did(bench: Any) -> None:
     found = _record(bench, "4 far + 4 near", "uno", 0)
-    assert found["jain_steps"] == pytest.approx(0.9)
-    assert found["fair_after"] == pytest.approx(1.9)
+    assert found["jain_steps"] == pytest.approx((5 * 0.9 + 13) / 18)
+    assert found["fair_after"] == pytest.approx(0.6)
     assert found["queue_p99"] == pytest.approx(39_600)
     # 39,600 bytes at 50 Mbit/s.
     assert found["queue_p99_millis"] == pytest.approx(6.336)
@@ -290,3 +299,13 @@ def test_a_connection_that_gives_up_leaves_the_rest_to_others(bench: Any) -> Non
     found = bench.flow_peer.send_all([broken, sound], messages, time.monotonic(), 5.0)
     assert len(found) == 2
     assert bench.flow_peer.send_all([broken], messages, time.monotonic(), 5.0) == []
+
+
+def test_no_message_starts_long_after_the_last_one_was_due(bench: Any) -> None:
+    messages = [(0.0, 1), (0.0, 2), (0.1, 3)]
+
+    def slow(*_: object) -> None:
+        time.sleep(0.4)
+
+    found = bench.flow_peer.send_all([slow], messages, time.monotonic(), 0.25)
+    assert [number for number, _, _ in found] == [0]

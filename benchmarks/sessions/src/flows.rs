@@ -17,6 +17,8 @@ use crate::quic::{client, run};
 struct Plan {
     begin: f64,
     limit: Duration,
+    /// Seconds after `begin` from which no message starts.
+    last: f64,
     /// Seconds after `begin`, and bytes.
     messages: Vec<(f64, usize)>,
     /// As long as the longest message.
@@ -36,7 +38,7 @@ fn parse(line: &str) -> Result<Plan> {
     let mut words = line.split_whitespace();
     let mut number = || -> Result<f64> { Ok(words.next().context("BEGIN SECONDS")?.parse()?) };
     let begin = number()?;
-    let limit = Duration::try_from_secs_f64(number()?)?;
+    let seconds = number()?;
     let message = |word: &str| -> Result<(f64, usize)> {
         let (at, bytes) = word.split_once(':').context("AT:BYTES")?;
         Ok((at.parse()?, bytes.parse()?))
@@ -45,7 +47,8 @@ fn parse(line: &str) -> Result<Plan> {
     let longest = messages.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
     Ok(Plan {
         begin,
-        limit,
+        limit: Duration::try_from_secs_f64(seconds)?,
+        last: messages.last().map_or(0.0, |(at, _)| *at) + seconds,
         messages,
         bytes: vec![0; longest],
         next: AtomicUsize::new(0),
@@ -61,6 +64,9 @@ async fn work(connection: Connection, plan: Arc<Plan>) {
         let wait = Duration::try_from_secs_f64(plan.begin + at - monotonic()).unwrap_or_default();
         tokio::time::sleep(wait).await;
         let started = monotonic() - plan.begin;
+        if started > plan.last {
+            return;
+        }
         let sending = exchange(&connection, &plan.bytes[..bytes]);
         let Ok(Ok(())) = tokio::time::timeout(plan.limit, sending).await else { return };
         let span = [number as f64, started, monotonic() - plan.begin];

@@ -31,17 +31,28 @@ def in_steps(
     return np.diff(np.stack(known, axis=1), axis=0)
 
 
-def busy(
+def under_way(
     spans: Sequence[Sequence[Span]], steps: int, step: float = STEP_SECONDS
-) -> NDArray[np.bool_]:
-    """Return, by interval and sender, whether its spans cover the whole interval together."""
-    found = np.zeros((steps, len(spans)), dtype=np.bool_)
+) -> NDArray[np.int64]:
+    """Return, by interval and sender, how many of its messages last for the whole interval.
+
+    `spans` are those of each sender's messages. One that covers an interval with several, none of
+    which lasts so long, counts as having one.
+    """
+    found = np.zeros((steps, len(spans)), dtype=np.int64)
     for sender, mine in enumerate(spans):
+        for start, end in mine:
+            found[_whole(start, end, step), sender] += 1
         for start, end in _merged(mine):
-            first = int(np.ceil(start / step - 1e-9))
-            last = int(end / step + 1e-9)
-            found[max(first, 0) : max(last, 0), sender] = True
+            together = found[_whole(start, end, step), sender]
+            np.maximum(together, 1, out=together)
     return found
+
+
+def _whole(start: float, end: float, step: float) -> slice:
+    """Return the intervals that lie between two times."""
+    first, last = int(np.ceil(start / step - 1e-9)), int(np.floor(end / step + 1e-9))
+    return slice(max(first, 0), max(last, 0))
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
@@ -56,15 +67,16 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def indices(
-    taken: NDArray[np.float64], is_busy: NDArray[np.bool_], step: float = STEP_SECONDS
+    taken: NDArray[np.float64], counts: NDArray[np.int64], step: float = STEP_SECONDS
 ) -> list[tuple[float, float]]:
     """Return (start, Jain's index) of each interval in which two senders or more are busy.
 
-    An interval in which nothing arrives from any of them has none.
+    `counts` are the messages that each has under way: compared is what each message gets. An
+    interval in which nothing arrives from any of the busy ones has no index.
     """
     found = []
-    for number, (amounts, mine) in enumerate(zip(taken, is_busy, strict=True)):
-        shares = amounts[mine]
+    for number, (amounts, messages) in enumerate(zip(taken, counts, strict=True)):
+        shares = amounts[messages > 0] / messages[messages > 0]
         if len(shares) > 1 and shares.sum() > 0:
             found.append((step * number, jain(shares)))
     return found

@@ -3,7 +3,8 @@
 A sender connects and prints `ready`, so that several can start at the same time. Then it reads
 lines of `BEGIN SECONDS AT:BYTES …`: messages in order of time, AT seconds after BEGIN on the
 monotonic clock of this machine. Each is sent on the first connection that is free, and given up
-after SECONDS, which ends its connection. The answer is JSON: `spans` are [number of the message,
+after SECONDS, which ends its connection; none starts later than SECONDS after the last is due. The
+answer is JSON: `spans` are [number of the message,
 start, end] in seconds after BEGIN, for those that were acknowledged.
 """
 
@@ -100,12 +101,15 @@ def send_all(
     """Send messages, given as (seconds after `begin`, bytes); return their numbers and times."""
     spans: list[tuple[int, float, float]] = []
     numbers = itertools.count()
+    last = begin + messages[-1][0] + seconds
 
     def work(send: Send) -> None:
         while (number := next(numbers)) < len(messages):
             at, length = messages[number]
             time.sleep(max(0.0, begin + at - time.monotonic()))
             started = time.monotonic()
+            if started > last:
+                return
             try:
                 send(length, seconds)
             except (TimeoutError, ConnectionError) as error:

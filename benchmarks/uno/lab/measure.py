@@ -195,7 +195,7 @@ class Network:
         pending = set(waiting)
         await asyncio.sleep(begin - time.monotonic())
         found.samples.append(await self._sample(begin))
-        end = begin + traffic.seconds + limit + PATIENCE_SECONDS
+        end = begin + traffic.seconds + 2 * limit + PATIENCE_SECONDS
         while pending:
             done, pending = await asyncio.wait(pending, timeout=SAMPLE_SECONDS)
             found.samples.append(await self._sample(begin))

@@ -40,8 +40,9 @@ COLUMNS: Final[Columns] = TIMES | NETWORK
 NOTES: Final = """\
 * Near messages behind far ones are the short ones. Under mixed load, times count from a message's
   arrival, also while it waits for a connection.
-* Jain: over the hosts that have something to send, by the bytes that arrive from each in 100 ms.
-  Fair after: all later intervals have .95 or more; a run that never gets there counts whole.
+* Jain: over the hosts that have something to send, by the bytes that arrive from each in 100 ms for
+  each of its messages. Fair after: all later intervals have .95 or more; a run that never gets
+  there counts whole.
 * Queue: at the receiver's port. Wire: bytes that the senders put on their cables, with all headers,
   repeated packets and parity.
 * CPU: user and system time of the sending and receiving processes; of sessions, jobs and fabrics.

@@ -18,7 +18,7 @@ from benchmarks.uno.lab.cells import (
     Scheme,
     Traffic,
 )
-from benchmarks.uno.lab.fairness import Span, busy, fair_after, in_steps, indices
+from benchmarks.uno.lab.fairness import Span, fair_after, in_steps, indices, under_way
 from numpy.typing import NDArray
 
 FAR_WAY_SECONDS: Final = FAR_MICROS / 2e6
@@ -138,7 +138,7 @@ def shares(found: Found, hosts: Sequence[str]) -> list[tuple[float, float]]:
             (at + way, done.get(number, last) - way)
             for number, (at, _) in enumerate(sender.messages)
         ]
-    return indices(taken, busy(spans, len(taken)))
+    return indices(taken, under_way(spans, len(taken)))
 
 
 def record(
