@@ -1,6 +1,7 @@
 """The comparison on real sockets: arrivals, schedules, fairness, records and tables."""
 
 import importlib
+import io
 import threading
 import time
 from itertools import pairwise
@@ -249,7 +250,7 @@ def test_tables_and_plot_show_all_columns(bench: Any, tmp_path: Path) -> None:
         for scheme in bench.cells.SCHEMES
         for number in range(2)
     ]
-    console = Console(width=170, record=True, quiet=True)
+    console = Console(width=170, file=io.StringIO(), record=True)
     bench.report.show(console, "Title", records)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 170
