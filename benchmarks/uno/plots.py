@@ -89,7 +89,8 @@ def draw(
         axis.set_title(panel, fontsize=10)
         labels = [textwrap.fill(workload, LABEL_LETTERS) for workload in workloads]
         axis.set_xticks(range(len(workloads)), labels, fontsize=8)
-        if panel in LOGARITHMIC.get(name, ()):
+        is_empty = all(value(record) is None for record in records)
+        if panel in LOGARITHMIC.get(name, ()) and not is_empty:
             axis.set_yscale("log")
         else:
             axis.set_ylim(bottom=0)

@@ -261,6 +261,12 @@ def test_tables_and_plot_show_all_columns(bench: Any, tmp_path: Path) -> None:
     assert (tmp_path / "lab.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_plot_of_near_messages_alone_is_drawn(bench: Any, tmp_path: Path) -> None:
+    records = [_record(bench, "8 near", "uno", 0) | {"far": None}]
+    bench.plots.draw(tmp_path / "lab.png", "lab", "Title", records, bench.report.COLUMNS)
+    assert (tmp_path / "lab.png").exists()
+
+
 def test_a_message_takes_the_first_free_connection_at_its_time(bench: Any) -> None:
     used: list[tuple[str, int]] = []
     is_begun = threading.Event()
