@@ -248,7 +248,7 @@ bench-uno: build ## Uno's evaluation beside its rivals, in virtual time (15 minu
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno $(ARGS)
 
 .PHONY: bench-uno-lab
-bench-uno-lab: build ## near and far messages of real daemons beside TCP and QUIC in the link lab (root; 40 minutes, resumable)
+bench-uno-lab: build ## near and far messages of real daemons beside TCP and QUIC in the link lab (root; three hours, resumable); ARGS=--quick takes a minute
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.uno.lab $(ARGS)
 
 .PHONY: uno-short

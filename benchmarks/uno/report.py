@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich import box
@@ -27,7 +27,10 @@ def times_of(group: str, name: str) -> Value:
     return value
 
 
-COLUMNS: Final[dict[str, tuple[Value, str]]] = {
+Columns = Mapping[str, tuple[Value, str]]
+"""What a column shows of a record, and in what form, by its name."""
+
+COLUMNS: Final[Columns] = {
     "mean, ms": (times_of("all", "mean"), "{:,.3f}"),
     "near mean, ms": (times_of("near", "mean"), "{:,.3f}"),
     "near p99, ms": (times_of("near", "p99"), "{:,.3f}"),
@@ -72,11 +75,11 @@ def _text(values: Sequence[float | None], form: str) -> str:
     return text if half is None else f"{text} ± {form.format(half)}"
 
 
-def table(title: str, records: Sequence[Record]) -> Table:
+def table(title: str, records: Sequence[Record], columns: Columns = COLUMNS) -> Table:
     """Return a figure's results: means over seeds, with 95 % intervals."""
     shown = {
         name: column
-        for name, column in COLUMNS.items()
+        for name, column in columns.items()
         if any(column[0](record) is not None for record in records)
     }
     found = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")

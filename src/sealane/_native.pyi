@@ -394,6 +394,8 @@ class AccessReport(TypedDict):
 
     up: AccessCounters
     down: AccessCounters
+    arrived_bytes: list[int]
+    """Bytes that arrived at this host, by sending host, in the order of the ports."""
 
 class EmulatorReport(TypedDict):
     forward: EmulatorDirection

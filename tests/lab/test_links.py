@@ -393,6 +393,10 @@ def test_near_and_far_packets_meet_at_an_access_link(lab: RunningLab) -> None:
             assert len(receiver.recv(1500)) == 1472
     after, last = _access_offered(lab), lab.report("access")
     assert {host: after[host] - before[host] for host in after} == {"a": 15, "b": 15, "c": 30}
+    # In the order of the ports: a, c, b.
+    arrived = [report["access"][1]["arrived_bytes"] for report in (first, last)]
+    grown = [later - earlier for earlier, later in zip(*arrived, strict=True)]
+    assert grown == [15 * 1500, 0, 15 * 1500]
 
     def crossed(direction: str) -> int:
         grown = [report[direction]["paths"][0]["offered_packets"] for report in (first, last)]

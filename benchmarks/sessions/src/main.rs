@@ -1,7 +1,7 @@
 //! Bulk transfer over TLS 1.3 on TCP and over QUIC, to compare sealed sessions with: one direction, one
 //! stream. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU [PACE]]`; with `messages`
-//! as the protocol, it sends messages over QUIC one after the other, and BYTES is 0. PACE is in bytes
-//! per second, for TLS only.
+//! as the protocol, it sends messages over QUIC one after the other, and BYTES is 0; with `flows`, at
+//! given times, and BYTES is the number of connections. PACE is in bytes per second, for TLS only.
 //!
 //! `sealane-benchmark-sessions session NAME=VALUE,...` moves messages between two ends of a session
 //! in one process ([`session::Shape`]).
@@ -9,6 +9,7 @@
 //! The receiver listens and prints its address. At the end, each end prints a line of JSON: bytes, seconds
 //! and processor seconds of its process since the first payload byte.
 
+mod flows;
 mod messages;
 mod quic;
 mod session;
@@ -118,7 +119,7 @@ fn main() -> Result<()> {
         return session::run(shape);
     }
     let [protocol, role, address, bytes, rest @ ..] = arguments.as_slice() else {
-        bail!("(tls|quic|messages|messages-bbr) (receive|send) ADDRESS BYTES [MTU [PACE]]");
+        bail!("(tls|quic|messages|messages-bbr|flows) (receive|send) ADDRESS BYTES [MTU [PACE]]");
     };
     let address = address.parse().context("ADDRESS")?;
     let bytes = bytes.parse().context("BYTES")?;
@@ -133,6 +134,7 @@ fn main() -> Result<()> {
         ("messages", "receive") => messages::receive(address, mtu),
         ("messages", "send") => messages::send(address, mtu, false),
         ("messages-bbr", "send") => messages::send(address, mtu, true),
+        ("flows", "send") => flows::send(address, usize::try_from(bytes)?, mtu),
         _ => bail!("unknown: {protocol} {role}"),
     }
 }

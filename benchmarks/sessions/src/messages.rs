@@ -35,7 +35,8 @@ pub fn receive(address: SocketAddr, mtu: u16) -> Result<()> {
     })
 }
 
-async fn exchange(connection: &Connection, message: &[u8]) -> Result<()> {
+/// Sends a message and waits until it is acknowledged.
+pub async fn exchange(connection: &Connection, message: &[u8]) -> Result<()> {
     let (mut stream, mut answer) = connection.open_bi().await?;
     stream.write_all(message).await?;
     stream.finish()?;

@@ -19,12 +19,13 @@ from benchmarks.digests import digest
 from benchmarks.kept import Records
 from benchmarks.sessions import packets
 from benchmarks.sessions.lab import daemons, tcp_peer
-from benchmarks.uno.lab import cells, flow_peer, measure
-from benchmarks.uno.lab.cells import QUICK, SCHEMES, TRAFFIC, Scheme, Traffic
+from benchmarks.uno.lab import arrivals, cells, fairness, flow_peer, measure, report, runs
+from benchmarks.uno.lab.cells import QUICK, SCHEMES, TRAFFIC, Links, Scheme, Traffic
 from benchmarks.uno.plots import draw
-from benchmarks.uno.report import table
 from rich.console import Console
 from rich.progress import Progress
+
+from sealane.errors import Error
 
 TITLE: Final = "Near and far messages on real sockets, 50 Mbit/s, 10 and 160 ms"
 COLUMNS: Final = 170
@@ -39,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("--quick", action="store_true", help="one traffic, once, by two schemes: a minute")
+    add("--quick", action="store_true", help="two traffics, once, by two schemes: a minute")
     add("--runs", type=int, default=RUNS, help=f"runs of each traffic (default {RUNS})")
     add("--minutes", type=float, default=20.0, help="minutes after which no run starts")
     names = [scheme.name for scheme in SCHEMES]
@@ -51,8 +52,8 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-Wanted = dict[tuple[Scheme, bool], list[tuple[Traffic, int]]]
-"""Runs by scheme, and by whether a link dies."""
+Wanted = dict[tuple[Scheme, Links], list[tuple[Traffic, int]]]
+"""Runs by scheme, and by what happens to the links."""
 
 
 async def _measure(missing: Wanted, records: Records, minutes: float) -> None:
@@ -62,9 +63,13 @@ async def _measure(missing: Wanted, records: Records, minutes: float) -> None:
         for (scheme, _), wanted in missing.items():
             if time.monotonic() > until:
                 return
-            async for found in measure.measure(scheme, wanted, until=until):
-                records.put(found["key"], found)
-                progress.advance(task)
+            try:
+                async for found in measure.measure(scheme, wanted, until=until):
+                    records.put(found["key"], found)
+                    progress.advance(task)
+            except (TimeoutError, RuntimeError, Error) as error:
+                # The next command tries the rest of them again.
+                progress.console.print(f"{scheme.name} stopped: {error}")
 
 
 def main() -> int:
@@ -75,7 +80,7 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     records = Records(
         output / f"runs{'-quick' if arguments.quick else ''}.jsonl",
-        made_by=digest((cells, daemons, flow_peer, measure, tcp_peer)),
+        made_by=digest((arrivals, cells, daemons, fairness, flow_peer, measure, runs, tcp_peer)),
     )
     schemes = [scheme for scheme in SCHEMES if scheme.name in arguments.scheme]
     traffics = [traffic for traffic in TRAFFIC if traffic.name in arguments.traffic]
@@ -90,20 +95,20 @@ def main() -> int:
                 keys.append(key)
                 known = records.get(key)
                 if known is None or known["void"]:
-                    group = missing.setdefault((scheme, traffic.dead_link), [])
+                    group = missing.setdefault((scheme, traffic.links), [])
                     group.append((traffic, number))
     asyncio.run(_measure(missing, records, arguments.minutes))
     found = [record for key in keys if (record := records.get(key)) is not None]
     found.sort(key=lambda record: [traffic.name for traffic in traffics].index(record["workload"]))
     console = Console(width=COLUMNS)
     if found:
-        console.print(table(TITLE, found))
+        report.show(console, TITLE, found)
         (output / "results.json").write_text(json.dumps({"cells": found}, indent=1) + "\n")
         for directory in filter(None, (output, arguments.images)):
-            draw(directory / "uno-lab.png", "lab", TITLE, found)
+            draw(directory / "uno-lab.png", "lab", TITLE, found, report.COLUMNS)
     void: list[dict[str, Any]] = [record for record in found if record["void"]]
     for record in void:
-        console.print(f"{record['scheme']}, {record['workload']}: void: {record['void'][0]}")
+        console.print(report.void(record))
     if left := len(keys) - len(found) + len(void):
         console.print(f"{left} of {len(keys)} runs void or not measured: run again to continue")
     console.print(f"saved in {output}")

@@ -9,30 +9,31 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from benchmarks.sessions.lab.daemons import Host, fabrics
-from benchmarks.sessions.lab.lanes import IDLE_MIN, idle_since, processor_ticks
+from benchmarks.sessions.lab.lanes import (
+    IDLE_MIN,
+    idle_since,
+    processor_seconds,
+    processor_ticks,
+)
 from benchmarks.sessions.packets import PROGRAM, Peer
-from benchmarks.uno.cells import jain, times
 from benchmarks.uno.lab.cells import (
     CONTROL,
-    FAR,
     LINE,
     MTU,
-    NEAR,
     NETWORK,
     PREPARED_SECONDS,
-    PROBE_BYTES,
     RECEIVER,
+    Links,
     Scheme,
     Traffic,
     network,
 )
 from benchmarks.uno.lab.flow_peer import SLOTS
+from benchmarks.uno.lab.runs import Found, Sample, Sender, Spans, record, senders, shares
 
 from sealane.cli.demo.cluster import Daemon
 from sealane.lab.lab import Lab, laboratory
@@ -40,47 +41,15 @@ from sealane.lab.plan import plan
 from sealane.lab.report import run_report
 
 SAMPLE_SECONDS: Final = 0.02
-"""Interval at which the receiver's queue is read."""
+"""Interval at which the receiver's queue, and what has arrived from each host, are read."""
+LEAD_SECONDS: Final = 0.3
+"""Time from the order to send to the first message: all senders have read it by then."""
 PATIENCE_SECONDS: Final = 60.0
 """Time that a message may take beyond its limit until the run fails."""
 SETTLE_SECONDS: Final = 20.0
 SETTLE_STEP_SECONDS: Final = 0.5
 SETTLED_IDLE: Final = 0.7
 SESSION_PEER: Final = (sys.executable, "-m", "benchmarks.uno.lab.flow_peer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """One connection, with the messages that it carries."""
-
-    kind: str
-    """`far`, `near`, or `probe`: a near one with short messages."""
-    host: str
-    bytes: int
-    count: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Found:
-    """Completion times in seconds by kind of flow, and bytes in the receiver's queue."""
-
-    times: dict[str, list[float]] = field(default_factory=dict)
-    unfinished: int = 0
-    queue: list[int] = field(default_factory=list)
-    idle: float = 1.0
-    """Share of idle processor time."""
-
-
-def flows(traffic: Traffic) -> list[Flow]:
-    """Return the connections of a traffic, spread over the hosts."""
-    found = [
-        Flow(kind=kind, host=hosts[index % len(hosts)], bytes=traffic.bytes, count=1)
-        for kind, hosts, count in (("far", FAR, traffic.far), ("near", NEAR, traffic.near))
-        for index in range(count)
-    ]
-    if traffic.probes:
-        found.append(Flow(kind="probe", host=NEAR[0], bytes=PROBE_BYTES, count=traffic.probes))
-    return found
 
 
 class Network:
@@ -99,26 +68,38 @@ class Network:
             for each, call in zip(attached, calls, strict=True)
         }
         self.daemons: dict[str, Daemon] = {}
-        self._sink = [each.host for each in attached].index(RECEIVER)
+        self.names = [each.host for each in attached]
+        """Hosts in the order of the emulator."""
         self._runs = 0
 
-    async def run(self, traffic: Traffic) -> Found:
-        """Send all messages of a traffic, from the same time on."""
+    async def run(self, traffic: Traffic, seed: int) -> Found:
+        """Send all messages of a traffic."""
         self._runs += 1
-        mine = flows(traffic)
+        mine = senders(traffic, seed)
         pool = ThreadPoolExecutor(len(mine))
         peers: list[Peer] = []
-        await self.lab.start_schedule()
         prepared = time.monotonic() + PREPARED_SECONDS
+        await self.lab.start_schedule()
         try:
-            senders = await asyncio.to_thread(self._start, mine, peers)
-            return await self._send(traffic, list(zip(mine, senders, strict=True)), pool, prepared)
+            started = await asyncio.to_thread(self._start, mine, peers)
+            # All daemons of the network share this machine's cores: let them finish their plans.
+            await _settled()
+            begin = time.monotonic() + LEAD_SECONDS
+            late = begin - prepared
+            if traffic.links.outages:
+                begin = max(begin, prepared)
+            pids = [peer.pid for peer in peers] + [each.pid for each in self.daemons.values()]
+            pairs = list(zip(mine, started, strict=True))
+            found = await self._send(traffic, pairs, pool, begin, pids)
         finally:
             for peer in peers:
                 peer.kill()
             pool.shutdown()
+        if traffic.links.outages and late > 0:
+            found.void.append(f"the outages began {late:.1f} s before the traffic was ready")
+        return found
 
-    def _start(self, mine: Sequence[Flow], peers: list[Peer]) -> list[Peer]:
+    def _start(self, mine: Sequence[Sender], peers: list[Peer]) -> list[Peer]:
         """Start the receiver and all senders; return those once they are connected."""
 
         def start(host: str, *command: str) -> Peer:
@@ -126,82 +107,103 @@ class Network:
             return peers[-1]
 
         address = f"{self.hosts[RECEIVER].data_address}:0"
+        found = []
         if self.scheme.way == "quic":
-            receiver = start(RECEIVER, str(PROGRAM), "messages", "receive", address, "0", str(MTU))
-            to = receiver.ask()
-            command = (str(PROGRAM), "messages", "send", to, "0", str(MTU))
-            return [start(flow.host, *command) for flow in mine]
-        part: dict[str, Any] = {"rate": LINE, "congestion": self.scheme.way, "address": address}
-        if self.daemons:
-            part = self._part(mine)
-        receiver = start(RECEIVER, *SESSION_PEER, "receive", json.dumps(part))
-        told = receiver.ask()
-        part["address"] = self._control(RECEIVER) if self.daemons else told
-        senders = []
-        for index, flow in enumerate(mine):
-            own = {"socket": str(self._daemon(flow.host).socket)} if self.daemons else {}
-            named = {"name": part["names"][index]} if self.daemons else {}
-            line = json.dumps(part | own | named)
-            senders.append(start(flow.host, *SESSION_PEER, "send", line))
-        for sender in senders:
-            sender.ask()
-        return senders
+            program = str(PROGRAM)
+            to = start(RECEIVER, program, "messages", "receive", address, "0", str(MTU)).ask()
+            for sender in mine:
+                count = str(sender.connections)
+                found.append(start(sender.host, program, "flows", "send", to, count, str(MTU)))
+        elif self.daemons:
+            sessions = [self._sessions(index, sender) for index, sender in enumerate(mine)]
+            part: dict[str, Any] = {"socket": str(self._daemon(RECEIVER).socket)}
+            part["sessions"] = [each for of_sender in sessions for each in of_sender]
+            start(RECEIVER, *SESSION_PEER, "receive", json.dumps(part)).ask()
+            to = self._daemon(RECEIVER).addresses["fabric_control"]
+            for sender, own in zip(mine, sessions, strict=True):
+                part = {
+                    "socket": str(self._daemon(sender.host).socket),
+                    "sessions": own,
+                    "peer_node": _node(RECEIVER),
+                    "address": to,
+                    "rate": LINE,
+                }
+                found.append(start(sender.host, *SESSION_PEER, "send", json.dumps(part)))
+        else:
+            part = {"address": address}
+            to = start(RECEIVER, *SESSION_PEER, "receive", json.dumps(part)).ask()
+            part = {"address": to, "congestion": self.scheme.way, "rate": LINE}
+            for sender in mine:
+                line = json.dumps(part | {"connections": sender.connections})
+                found.append(start(sender.host, *SESSION_PEER, "send", line))
+        for peer in found:
+            peer.ask()
+        return found
 
-    def _part(self, mine: Sequence[Flow]) -> dict[str, Any]:
-        lengths = sorted({flow.bytes for flow in mine})
-        return {
-            "socket": str(self._daemon(RECEIVER).socket),
-            "names": [f"{self._runs}-{index}" for index in range(len(mine))],
-            "lengths": lengths,
-            # Arrays begin at whole pages.
-            "region_bytes": SLOTS * (lengths[-1] + mmap.PAGESIZE) * len(lengths),
-            "peer_node": _node(RECEIVER),
-            "rate": LINE,
-        }
+    def _sessions(self, index: int, sender: Sender) -> list[dict[str, Any]]:
+        """Return what both ends need to know of a sender's sessions."""
+        # Arrays begin at whole pages.
+        region_bytes = SLOTS * (sender.longest + mmap.PAGESIZE)
+        return [
+            {
+                "name": f"{self._runs}-{index}-{number}",
+                "message_bytes": sender.longest,
+                "region_bytes": region_bytes,
+            }
+            for number in range(sender.connections)
+        ]
 
     def _daemon(self, host: str) -> Daemon:
         return self.daemons[_node(host)]
 
-    def _control(self, host: str) -> str:
-        return self._daemon(host).addresses["fabric_control"]
+    async def _sample(self, begin: float) -> Sample:
+        report = await self.lab.emulators[NETWORK].report()
+        at = time.monotonic() - begin
+        sink = self.names.index(RECEIVER)
+        access = report["access"]
+        return Sample(
+            at=at,
+            queued=access[sink]["down"]["queued_bytes"],
+            arrived=tuple(access[sink]["arrived_bytes"]),
+            sent=sum(
+                each["up"]["offered_bytes"] for host, each in enumerate(access) if host != sink
+            ),
+            emulator_seconds=report["cpu_nanos"] / 1e9,
+        )
 
     async def _send(
         self,
         traffic: Traffic,
-        pairs: Sequence[tuple[Flow, Peer]],
+        pairs: Sequence[tuple[Sender, Peer]],
         pool: ThreadPoolExecutor,
-        prepared: float,
+        begin: float,
+        pids: Sequence[int],
     ) -> Found:
         found = Found()
         limit = traffic.seconds_max
         loop = asyncio.get_running_loop()
 
-        def ask(flow: Flow, peer: Peer) -> dict[str, Any]:
-            # QUIC connects first; the others have.
-            connection = " first" if self.scheme.way == "quic" else ""
-            peer.tell(f"{flow.bytes} {flow.count} {limit}{connection}")
-            answer: dict[str, Any] = json.loads(peer.ask())
-            return answer
+        def ask(sender: Sender, peer: Peer) -> Spans:
+            words = [f"{at:.6f}:{length}" for at, length in sender.messages]
+            peer.tell(" ".join([f"{begin:.6f}", f"{limit}", *words]))
+            spans = json.loads(peer.ask())["spans"]
+            return [(int(number), sent, ended) for number, sent, ended in spans]
 
-        # All daemons of the network share this machine's cores: let them finish their plans.
-        await _settled()
-        if traffic.dead_link:
-            await asyncio.sleep(max(0.0, prepared - time.monotonic()))
-        before = processor_ticks()
+        await asyncio.sleep(begin - LEAD_SECONDS - time.monotonic())
+        ticks, spent = processor_ticks(), processor_seconds(pids)
         waiting = {loop.run_in_executor(pool, ask, *pair): pair[0] for pair in pairs}
         pending = set(waiting)
-        end = time.monotonic() + limit + PATIENCE_SECONDS
+        await asyncio.sleep(begin - time.monotonic())
+        found.samples.append(await self._sample(begin))
+        end = begin + traffic.seconds + 2 * limit + PATIENCE_SECONDS
         while pending:
             done, pending = await asyncio.wait(pending, timeout=SAMPLE_SECONDS)
-            report = (await self.lab.report())[NETWORK]
-            found.queue.append(report["access"][self._sink]["down"]["queued_bytes"])
-            for answer in done:
-                flow, told = waiting[answer], answer.result()
-                found.times.setdefault(flow.kind, []).extend(told["times"])
-                found.unfinished += told["unfinished"]
+            found.samples.append(await self._sample(begin))
+            found.spans += [(waiting[answer], answer.result()) for answer in done]
             if time.monotonic() > end:
                 raise TimeoutError(f"{traffic.name}: no answer from {len(pending)} senders")
-        found.idle = idle_since(before)
+        found.idle = idle_since(ticks)
+        found.processor_seconds = processor_seconds(pids) - spent
         return found
 
 
@@ -220,9 +222,9 @@ def _node(host: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(scheme: Scheme, *, dead_link: bool, seed: int) -> AsyncIterator[Network]:
+async def running(scheme: Scheme, links: Links, *, seed: int) -> AsyncIterator[Network]:
     """Run a lab, with a fabric for each host if the scheme is one of sessions."""
-    topology = network(scheme, dead_link=dead_link, seed=seed)
+    topology = network(scheme, links, seed=seed)
     async with laboratory(topology, relays=False) as lab, contextlib.AsyncExitStack() as stack:
         made = Network(lab, scheme)
         if scheme.way == "session":
@@ -238,45 +240,18 @@ async def measure(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield a record for each traffic with the number of its run, until `until` (monotonic).
 
-    All have a link that dies, or none has.
+    All have the same links.
     """
-    first = wanted[0][0]
-    async with running(scheme, dead_link=first.dead_link, seed=1) as made:
+    traffic, number = wanted[0]
+    async with running(scheme, traffic.links, seed=1 + number) as made:
         for traffic, number in wanted:
             if time.monotonic() > until:
                 return
             before = await made.lab.report()
-            found = await made.run(traffic)
+            found = await made.run(traffic, number)
             report = run_report(made.lab.topology, before, await made.lab.report())
-            void = list(report.void)
+            void = [*report.void, *found.void]
             if found.idle < IDLE_MIN:
                 void.append(f"only {found.idle:.0%} of processor time was idle")
-            yield record(scheme, traffic, number, found) | {"void": void, "idle": found.idle}
-
-
-def record(scheme: Scheme, traffic: Traffic, number: int, found: Found) -> dict[str, Any]:
-    """Return what was found as JSON values, in the form of a cell in virtual time."""
-
-    def of(*kinds: str) -> dict[str, float] | None:
-        known = times(1000 * np.array([t for kind in kinds for t in found.times.get(kind, [])]))
-        return None if known is None else asdict(known)
-
-    long = [t for kind in ("far", "near") for t in found.times.get(kind, [])]
-    # One that was given up had next to nothing.
-    rates = np.array([1 / t for t in long] + [1 / (10 * traffic.seconds_max)] * found.unfinished)
-    far, near = of("far"), of("near")
-    return {
-        "key": json.dumps([scheme.name, traffic.name, number]),
-        "figure": "lab",
-        "workload": traffic.name,
-        "scheme": scheme.name,
-        "seed": number,
-        "all": of("far", "near"),
-        "far": far,
-        "near": of("probe") if traffic.probes else near,
-        "unfinished": found.unfinished,
-        "jain": jain(rates),
-        "near_per_far": far["mean"] / near["mean"] if far and near else None,
-        "queue_p99": float(np.quantile(found.queue, 0.99)),
-        "wire_per_payload": 0.0,
-    }
+            measured = record(scheme, traffic, number, found, shares(found, made.names))
+            yield measured | {"void": void, "idle": found.idle}

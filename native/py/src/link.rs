@@ -222,10 +222,11 @@ impl Emulator {
         result.set_item("forward", direction(py, &report.forward)?)?;
         result.set_item("backward", direction(py, &report.backward)?)?;
         let access = PyList::empty(py);
-        for [up, down] in &report.access {
+        for ([up, down], arrived) in report.access.iter().zip(&report.arrived_bytes) {
             let both = PyDict::new(py);
             both.set_item("up", access_link(py, up)?)?;
             both.set_item("down", access_link(py, down)?)?;
+            both.set_item("arrived_bytes", arrived.clone())?;
             access.append(both)?;
         }
         result.set_item("access", access)?;

@@ -138,6 +138,8 @@ pub struct EmulatorReport {
     pub backward: DirectionReport,
     /// Each host's access link, to its switch and from there.
     pub access: Vec<[AccessReport; 2]>,
+    /// Bytes that arrived at each host, by the host that sent them; empty without access links.
+    pub arrived_bytes: Vec<Vec<u64>>,
     /// Packets that could not be carried.
     pub medium: MediumReport,
     /// Processor time of the emulator's thread.
@@ -333,6 +335,7 @@ impl<M: Medium> Pump<M> {
             forward: self.network.direction(0),
             backward: self.network.direction(1),
             access: self.network.access(now()),
+            arrived_bytes: self.network.arrived_bytes(),
             medium: self.medium.report(),
             cpu_nanos: crate::clock::thread_cpu(),
         }

@@ -58,6 +58,8 @@ pub(super) struct Route {
 #[derive(Debug, Clone)]
 struct Traveller<P> {
     side: usize,
+    /// Index of the host that sent it.
+    from: usize,
     packet: P,
 }
 
@@ -74,6 +76,8 @@ pub(super) struct Network<P> {
     /// Number of hosts with access links. The ports of each, to and from its switch, follow.
     hosts: usize,
     tallies: [Tally; SWITCHES],
+    /// Bytes that arrived at each host, by the host that sent them; empty without access links.
+    arrived_bytes: Vec<Vec<u64>>,
 }
 
 impl<P: Clone> Network<P> {
@@ -101,7 +105,13 @@ impl<P: Clone> Network<P> {
             slips: Histogram::new_with_max(SLIP_NANOS_MAX, 2).expect("the constants are valid"),
         };
         let fabric = Fabric::new(topology, config.seed);
-        Self { fabric, paths: config.forward.len(), hosts, tallies: [tally(), tally()] }
+        Self {
+            fabric,
+            paths: config.forward.len(),
+            hosts,
+            tallies: [tally(), tally()],
+            arrived_bytes: vec![vec![0; hosts]; hosts],
+        }
     }
 
     /// Whether packets between hosts of one side pass it.
@@ -147,7 +157,7 @@ impl<P: Clone> Network<P> {
             is_ecn_capable,
             is_marked: false,
             corruption: None,
-            body: Traveller { side, packet },
+            body: Traveller { side, from, packet },
         };
         // The first port counts what it refuses.
         let _ = self.fabric.offer(NodeId(from as u16), packet, now);
@@ -158,7 +168,12 @@ impl<P: Clone> Network<P> {
     pub fn take_due(&mut self, now: Nanos, batches: &mut [Vec<Arrived<P>>; SWITCHES]) {
         for _ in 0..BATCH {
             let Some((at, packet)) = self.fabric.take(now) else { return };
-            let Packet { is_marked, corruption, body: Traveller { side, packet }, .. } = packet;
+            let Packet { to, wire_bytes, is_marked, corruption, body, .. } = packet;
+            let Traveller { side, from, packet } = body;
+            let at_host = self.arrived_bytes.get_mut(usize::from(to.0));
+            if let Some(bytes) = at_host.and_then(|senders| senders.get_mut(from)) {
+                *bytes += u64::from(wire_bytes);
+            }
             batches[side].push(Arrived { packet, at, is_marked, corruption });
         }
     }
@@ -191,6 +206,11 @@ impl<P: Clone> Network<P> {
             unsent_packets: *unsent_packets,
             slips: slips.map(|step| (step.value_iterated_to(), step.count_at_value())).collect(),
         }
+    }
+
+    /// Bytes that arrived at each host, by the host that sent them; empty without access links.
+    pub fn arrived_bytes(&self) -> Vec<Vec<u64>> {
+        self.arrived_bytes.clone()
     }
 
     /// The access link of each host, to its switch and from there.
