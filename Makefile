@@ -97,6 +97,11 @@ lab-verbs: deb ## sessions over RDMA verbs, on kernels with soft-RoCE (15 minute
 lab-verbs-short: build ## the part of it that CI runs: queue pairs (half a minute)
 	$(VERBS_LAB) -m lab_verbs_short $(ARGS)
 
+.PHONY: lab-aarch64
+lab-aarch64: build cross ## an Arm guest with Debian's kernel: stores, sessions, a gateway (15 minutes)
+	tools/aarch64-site $(BIN)/pip dist/aarch64/sealane-*.whl $(STAMP)/aarch64
+	SEALANE_AARCH64=$(STAMP)/aarch64 $(BIN)/pytest tests/kernel_lab -m lab_aarch64 --durations=0 $(ARGS)
+
 SYSTEMD_LAB = SEALANE_DEB="$$(echo dist/sealane_*.deb)" $(BIN)/pytest tests/systemd_lab --durations=0
 
 .PHONY: lab-systemd

@@ -14,7 +14,7 @@ settings.register_profile(
 settings.load_profile("gate")
 
 
-LABS = ("lab", "lab_compat", "lab_image", "lab_systemd", "lab_verbs")
+LABS = ("lab", "lab_aarch64", "lab_compat", "lab_image", "lab_systemd", "lab_verbs")
 """Markers of tests that boot machines, or need the previous release: run only with `-m`."""
 
 

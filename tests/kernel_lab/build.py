@@ -15,14 +15,12 @@ import tempfile
 from pathlib import Path
 
 from kernel_lab import layout
-from kernel_lab.kernel import Modules, guest_tool, uncompressed_kernel
+from kernel_lab.architecture import AMD64, ARCHITECTURES, Architecture, architecture
+from kernel_lab.kernel import GuestRoot, Modules
 from kernel_lab.layout import LabError
 from kernel_lab.packages import Apt, unpack
 
 HERE = Path(__file__).resolve().parent
-
-# The first one offered by the configured Debian sources.
-KERNELS = ("linux-image-6.12-amd64", "linux-image-amd64")
 
 PACKAGES = (
     # platform
@@ -37,9 +35,9 @@ PACKAGES = (
 )
 
 # Modules for the root disk, as prefixes or patterns of their path below kernel/,
-# with everything that they depend on.
+# with everything that they depend on; and the processor's ciphers.
 MODULES = (
-    *("arch/x86/crypto/", "crypto/", "lib/", "security/keys/"),
+    *("crypto/", "lib/", "security/keys/"),
     *("drivers/block/", "drivers/md/", "drivers/nvme/", "drivers/virtio/"),
     *("drivers/infiniband/core/", "drivers/infiniband/sw/rxe/"),
     *("drivers/char/hw_random/virtio*", "drivers/char/virtio_console*"),
@@ -63,8 +61,7 @@ INITRAMFS_APPLETS = (
 UNWANTED = (
     *(f"./usr/share/{name}/*" for name in ("doc", "man", "locale", "info", "lintian", "bug")),
     *(f"./usr/share/{name}/*" for name in ("bash-completion", "zsh", "icons", "gcc", "gdb")),
-    *("./usr/lib/systemd/*", "./lib/systemd/*", "./usr/share/perl/*"),
-    "./usr/lib/x86_64-linux-gnu/perl/*",
+    *("./usr/lib/systemd/*", "./lib/systemd/*", "./usr/share/perl/*", "./usr/lib/*/perl/*"),
 )
 
 # The guest's host identifier, which is also part of its NQN.
@@ -95,8 +92,9 @@ def write_initramfs(path: Path, root: Path, modules: Modules) -> None:
         archive.close()
 
 
-def populate_root(root: Path, release: str, modules: Modules) -> None:
+def populate_root(guest: GuestRoot, release: str, modules: Modules, crypto: str) -> None:
     """Add what a bootable root file system needs in addition to the packages."""
+    root = guest.path
     for name in _ROOT_DIRECTORIES:
         (root / name).mkdir(exist_ok=True)
     for name in ("start", "lab-ready"):
@@ -115,31 +113,30 @@ def populate_root(root: Path, release: str, modules: Modules) -> None:
         (root / "usr" / link).unlink(missing_ok=True)
         (root / "usr" / link).symlink_to(target)
     # Busybox provides commands that no unpacked package has.
-    listing = subprocess.run(
-        [root / "usr/bin/busybox", "--list"], check=True, capture_output=True, text=True
-    ).stdout.split()
-    for applet in listing:
+    busybox = guest.runner.command(root, "usr/bin/busybox")
+    listing = subprocess.run([*busybox, "--list"], check=True, capture_output=True, text=True)
+    for applet in listing.stdout.split():
         if not any((root / "usr" / place / applet).exists() for place in ("bin", "sbin")):
             (root / "usr/bin" / applet).symlink_to("busybox")
 
     directory = root / "usr/lib/modules" / release
-    for name in modules.with_dependencies(modules.matching(MODULES)):
+    for name in modules.with_dependencies(modules.matching((crypto, *MODULES))):
         place = directory / modules.place(name)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(modules.data(name))
     for name in ("modules.builtin", "modules.builtin.modinfo", "modules.order"):
         shutil.copy(modules.directory / name, directory)
-    guest_tool(root, "usr/bin/kmod", "-b", root, release, called="depmod")
+    guest.run("usr/bin/kmod", "-b", root, release, called="depmod")
 
 
-def write_root_image(path: Path, root: Path) -> None:
+def write_root_image(path: Path, guest: GuestRoot) -> None:
     """Write the ext4 image of the root disk, with some free space."""
+    root = guest.path
     used = sum(file.lstat().st_blocks * 512 for file in root.rglob("*"))
     size = used * 5 // 4 // 2**20 + 128
     path.unlink(missing_ok=True)
     options = ("-q", "-F", "-t", "ext4", "-L", "lab-root", "-m", "0", "-O", "^has_journal")
-    guest_tool(
-        root,
+    guest.run(
         "usr/sbin/mke2fs",
         *(*options, "-E", "root_owner=0:0", "-d", root, path, f"{size}M"),
         MKE2FS_CONFIG=str(root / "etc/mke2fs.conf"),
@@ -153,11 +150,13 @@ def work_directory(cache: Path) -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="kernel-lab-", dir=memory if roomy else cache)
 
 
-def build(cache: Path, kernel: str | None, packages: list[str], work: Path) -> dict[str, str]:
+def build(
+    cache: Path, arch: Architecture, kernel: str | None, packages: list[str], work: Path
+) -> dict[str, str]:
     """Build the guest's files in `cache`; return the manifest."""
-    apt = Apt(cache / "apt")
+    apt = Apt(cache / "apt", arch.name)
     apt.update()
-    offered = [(name, apt.dependencies(name)) for name in ([kernel] if kernel else KERNELS)]
+    offered = [(name, apt.dependencies(name)) for name in ([kernel] if kernel else arch.kernels)]
     found = [(name, needed) for name, needed in offered if needed is not None]
     if not found:
         raise LabError("none of the configured Debian sources offers the kernel package")
@@ -176,22 +175,23 @@ def build(cache: Path, kernel: str | None, packages: list[str], work: Path) -> d
 
     [image] = unpacked.glob("boot/vmlinuz-*")
     release = image.name.removeprefix("vmlinuz-")
-    modules = Modules(root, next(unpacked.glob(f"**/modules/{release}")))
+    guest = GuestRoot(root, arch.runner)
+    modules = Modules(guest, next(unpacked.glob(f"**/modules/{release}")))
     data = image.read_bytes()
     (cache / layout.KERNEL).write_bytes(data)
     (cache / layout.DIRECT_KERNEL).unlink(missing_ok=True)
-    if direct := uncompressed_kernel(root, data):
+    if direct := arch.direct_kernel(guest, data):
         (cache / layout.DIRECT_KERNEL).write_bytes(direct)
     write_initramfs(cache / layout.INITRAMFS, root, modules)
-    populate_root(root, release, modules)
-    write_root_image(cache / layout.ROOT_IMAGE, root)
-    return {"kernel": release, "package": name}
+    populate_root(guest, release, modules, arch.crypto)
+    write_root_image(cache / layout.ROOT_IMAGE, guest)
+    return {"kernel": release, "package": name, layout.ARCHITECTURE: arch.name}
 
 
-def recipe_of(kernel: str | None, packages: list[str]) -> str:
+def recipe_of(arch: Architecture, kernel: str | None, packages: list[str]) -> str:
     """Return a digest of all inputs of the build."""
-    recipe = hashlib.sha256(repr((kernel, packages)).encode())
-    modules = ("build.py", "kernel.py", "layout.py", "packages.py")
+    recipe = hashlib.sha256(repr((arch.name, kernel, packages)).encode())
+    modules = ("architecture.py", "build.py", "kernel.py", "layout.py", "packages.py")
     for source in (*(HERE / name for name in modules), *sorted((HERE / "rootfs").iterdir())):
         recipe.update(source.read_bytes())
     return recipe.hexdigest()
@@ -202,14 +202,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="build-guest", description=__doc__.partition("\n\n")[0])
     add = parser.add_argument
     add("cache", type=Path, help="directory for the guest and what it is made of")
-    add("--kernel", help=f"kernel package (by default the first of {', '.join(KERNELS)})")
+    add("--arch", default=AMD64.name, metavar="NAME", help=f"one of {', '.join(ARCHITECTURES)}")
+    add("--kernel", help="kernel package (by default the newest that Debian has)")
     add("--package", action="append", default=[], help="another package for it (repeatable)")
     add("--force", action="store_true", help="build even if the guest is there already")
     options = parser.parse_args()
 
     cache = options.cache.resolve()
     packages = sorted({*PACKAGES, *options.package})
-    recipe = recipe_of(options.kernel, packages)
+    arch = architecture(options.arch)
+    recipe = recipe_of(arch, options.kernel, packages)
     manifest = layout.read_manifest(cache)
     if manifest and manifest["recipe"] == recipe and not options.force:
         print(f"{manifest['kernel']}: already built")
@@ -218,7 +220,7 @@ def main() -> int:
     (cache / layout.MANIFEST).unlink(missing_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
     with work_directory(cache) as work:
-        made = build(cache, options.kernel, packages, Path(work))
+        made = build(cache, arch, options.kernel, packages, Path(work))
     content = json.dumps({**made, "recipe": recipe}, indent=2)
     (cache / layout.MANIFEST).write_text(content + "\n")
     print(f"{made['kernel']}: built")

@@ -8,24 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from kernel_lab import emulation
+from kernel_lab.architecture import AMD64, Architecture
 from kernel_lab.cluster import Cluster, Disk, cluster
 from kernel_lab.lab import Lab
 
 HERE = Path(__file__).resolve().parent
+LAB = HERE.parents[1] / ".lab"
 BUILD_SECONDS = 900
 SIZE_MIB = 64
 
 
-@pytest.fixture(scope="session")
-def guest_cache() -> Path:
-    """Build the guest once. Without QEMU or Debian's packages this fails; it never skips."""
-    if not shutil.which(emulation.QEMU):
-        pytest.fail(f"{emulation.QEMU} is not installed: make packages", pytrace=False)
-    default = HERE.parents[1] / ".lab" / "guest"
-    cache = Path(os.environ.get("SEALANE_LAB_CACHE", default))
+def built_guest(arch: Architecture, cache: Path) -> Path:
+    """Build a guest unless it is there. Without QEMU or Debian's packages the test fails."""
+    if not shutil.which(arch.qemu):
+        pytest.fail(f"{arch.qemu} is not installed: make packages", pytrace=False)
     built = subprocess.run(
-        [HERE / "build-guest", cache],
+        [HERE / "build-guest", "--arch", arch.name, cache],
         capture_output=True,
         text=True,
         timeout=BUILD_SECONDS,
@@ -34,6 +32,12 @@ def guest_cache() -> Path:
     if built.returncode != 0:
         pytest.fail(f"no guest could be built:\n{built.stdout}{built.stderr}", pytrace=False)
     return cache
+
+
+@pytest.fixture(scope="session")
+def guest_cache() -> Path:
+    """Build the guest once."""
+    return built_guest(AMD64, Path(os.environ.get("SEALANE_LAB_CACHE", LAB / "guest")))
 
 
 @pytest.fixture

@@ -17,19 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_lab import layout
+from kernel_lab.architecture import Architecture, architecture
 from kernel_lab.layout import LabError
 
-QEMU = "qemu-system-x86_64"
 TIMED_OUT = 124
 NO_STATUS = 125
 
-# The kernel calibrates its counter with timing loops. On a busy machine they are interrupted; the
-# clock then runs several times too fast and keep-alives expire. The HPET's rate is fixed.
 KERNEL_OPTIONS = (
-    "clocksource=hpet",
-    *("console=ttyS0", "panic=-1", "nokaslr", "mitigations=off", "tsc=reliable"),
-    *("no_timer_check", "edd=off", "random.trust_cpu=on", "rcupdate.rcu_expedited=1"),
-    *("nowatchdog", "audit=0", "apparmor=0", "8250.nr_uarts=1", "cryptomgr.notests"),
+    *("panic=-1", "nokaslr", "mitigations=off", "random.trust_cpu=on", "rcupdate.rcu_expedited=1"),
+    *("nowatchdog", "audit=0", "apparmor=0", "cryptomgr.notests"),
 )
 
 _SIZE = re.compile(r"(\d+)([KMG])")
@@ -211,10 +207,9 @@ def run(options: GuestOptions, *, console: Callable[[bytes], None], on_ready: On
     Returns as `Guest.run`. Raises LabError if there is no guest or no QEMU, and whatever
     `on_ready` raised.
     """
-    if not layout.read_manifest(options.cache):
-        raise LabError(f"{options.cache}: no guest there; run build-guest first")
-    if not shutil.which(QEMU):
-        raise LabError(f"{QEMU} is not installed: make packages, or apt-get install it")
+    qemu = architecture_of(options.cache).qemu
+    if not shutil.which(qemu):
+        raise LabError(f"{qemu} is not installed: make packages, or apt-get install it")
     with tempfile.TemporaryDirectory(prefix="kernel-lab-") as name:
         directory = Path(name)
         _write_initramfs(options, directory / "initramfs")
@@ -231,6 +226,14 @@ def run(options: GuestOptions, *, console: Callable[[bytes], None], on_ready: On
     if guest.failure is not None:
         raise guest.failure
     return status
+
+
+def architecture_of(cache: Path) -> Architecture:
+    """Return the processor of a built guest; LabError if there is no guest."""
+    manifest = layout.read_manifest(cache) or {}
+    if layout.ARCHITECTURE not in manifest:
+        raise LabError(f"{cache}: no guest there; run build-guest first")
+    return architecture(manifest[layout.ARCHITECTURE])
 
 
 def _write_initramfs(options: GuestOptions, path: Path) -> None:
@@ -309,10 +312,11 @@ def qemu_command(
 ) -> list[str]:
     """Return QEMU's command line for a guest whose scratch files are in `directory`."""
     guest = options.cache
+    arch = architecture_of(guest)
     # With a TPM there are more ACPI tables, which QEMU overwrites with the initrd on a direct boot.
     direct = not options.tpm and (guest / layout.DIRECT_KERNEL).exists()
     kernel = guest / (layout.DIRECT_KERNEL if direct else layout.KERNEL)
-    kernel_options = [*KERNEL_OPTIONS, f"lab.name={options.name}"]
+    kernel_options = [*arch.kernel_options, *KERNEL_OPTIONS, f"lab.name={options.name}"]
     kernel_options.append("loglevel=7" if options.verbose else "loglevel=4")
     if options.network:
         kernel_options.append("lab.net=user")
@@ -321,7 +325,7 @@ def qemu_command(
     kernel_options.append(options.append)
     root_disk = f"if=none,id=root,format=raw,snapshot=on,file={guest / layout.ROOT_IMAGE}"
     command = [
-        *(QEMU, "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max"),
+        *(arch.qemu, "-accel", "tcg,thread=multi", *arch.machine),
         *("-smp", options.cpus, "-m", options.memory),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-kernel", kernel, "-initrd", directory / "initramfs"),

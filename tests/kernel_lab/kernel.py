@@ -8,48 +8,62 @@ import struct
 import subprocess
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 # The ELF note that says where a kernel can be entered directly (XEN_ELFNOTE_PHYS32_ENTRY).
 PVH_NOTE = re.compile(rb"\x04\0\0\0[\x04\x08]\0\0\0\x12\0\0\0Xen\0")
 
 
-def guest_tool(
-    root: Path, program: str, *arguments: object, called: str | None = None, **environment: str
-) -> None:
-    """Run one of the guest's own programs here, with the guest's own libraries."""
-    library = root / "usr/lib/x86_64-linux-gnu"
-    subprocess.run(
-        [
-            root / "lib64/ld-linux-x86-64.so.2",
-            "--library-path",
-            library,
-            "--argv0",
-            called or Path(program).name,
-            root / program,
-            *map(str, arguments),
-        ],
-        env={"PATH": os.environ["PATH"], **environment},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """How a guest's own programs run here: by its dynamic loader, or under an emulator."""
+
+    loader: str = ""
+    library: str = ""
+    emulator: str = ""
+
+    def command(self, root: Path, program: str, *, called: str = "") -> list[str | Path]:
+        """Return the beginning of a command that runs a program of the guest with its libraries."""
+        name = called or Path(program).name
+        if self.emulator:
+            return [self.emulator, "-L", root, "-0", name, root / program]
+        library = ("--library-path", root / self.library, "--argv0", name)
+        return [root / self.loader, *library, root / program]
 
 
-def decompressed(root: Path, data: bytes) -> bytes:
+@dataclass(frozen=True)
+class GuestRoot:
+    """A guest's unpacked packages, and how its programs run here."""
+
+    path: Path
+    runner: Runner
+
+    def run(self, program: str, *arguments: object, called: str = "", **environment: str) -> None:
+        """Run one of the guest's own programs here."""
+        subprocess.run(
+            [*self.runner.command(self.path, program, called=called), *map(str, arguments)],
+            env={"PATH": os.environ["PATH"], **environment},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
+
+def decompressed(root: GuestRoot, data: bytes) -> bytes:
     """Decompress xz, zstd or gzip data, detected by its first bytes; ignore trailing data."""
     if data.startswith(b"\xfd7zXZ\0"):
         return lzma.LZMADecompressor().decompress(data)
     if data.startswith(b"\x1f\x8b"):
         return zlib.decompressobj(31).decompress(data)
     if data.startswith(b"\x28\xb5\x2f\xfd"):
-        work = root.parent / "zstd-input"
+        work = root.path.parent / "zstd-input"
         work.write_bytes(data)
-        guest_tool(root, "usr/bin/zstd", "-q", "-f", "-d", work, "-o", work.with_suffix(".out"))
+        root.run("usr/bin/zstd", "-q", "-f", "-d", work, "-o", work.with_suffix(".out"))
         return work.with_suffix(".out").read_bytes()
     return data
 
 
-def uncompressed_kernel(root: Path, image: bytes) -> bytes | None:
+def uncompressed_kernel(root: GuestRoot, image: bytes) -> bytes | None:
     """Extract the ELF kernel from a bzImage, so that the guest needn't decompress it.
 
     Returns None if the kernel cannot be started that way (it needs a PVH entry).
@@ -67,7 +81,7 @@ def uncompressed_kernel(root: Path, image: bytes) -> bytes | None:
 class Modules:
     """The modules of an unpacked kernel package."""
 
-    def __init__(self, root: Path, directory: Path) -> None:
+    def __init__(self, root: GuestRoot, directory: Path) -> None:
         self._root = root
         self.directory = directory
         self._paths: dict[str, Path] = {}

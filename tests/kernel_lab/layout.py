@@ -15,6 +15,9 @@ INITRAMFS = "initramfs.cpio"
 ROOT_IMAGE = "root.ext4"
 MANIFEST = "manifest.json"
 
+# The manifest's entry that names the guest's processor, as Debian does.
+ARCHITECTURE = "architecture"
+
 # The serial number by which the initramfs knows the root disk among the guest's disks.
 ROOT_SERIAL = "lab-root"
 

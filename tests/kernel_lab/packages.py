@@ -12,12 +12,14 @@ from kernel_lab.layout import LabError
 class Apt:
     """apt-get with its own state: it uses the configured sources and sees no installed packages."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, architecture: str) -> None:
         self._directory = directory
         for name in ("lists/partial", "cache/archives/partial"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         (directory / "status").touch()
         settings: dict[str, object] = {
+            "APT::Architecture": architecture,
+            "APT::Architectures": architecture,
             "Dir::State": directory,
             "Dir::State::lists": directory / "lists",
             "Dir::State::status": directory / "status",

@@ -1,19 +1,17 @@
 """The store `nvme` on QEMU's emulated drive with 64 bytes of metadata."""
 
-import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from kernel_lab.emulation import Guest
+from kernel_lab.engine import engine_program
 from kernel_lab.lab import GuestFailedError, Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
-NATIVE = Path(__file__).resolve().parents[2] / "native"
 DRIVE_BYTES = 64 << 20
 FORMAT = "ms=64,mset=1,logical_block_size=4096,physical_block_size=4096"
 
@@ -21,27 +19,7 @@ FORMAT = "ms=64,mset=1,logical_block_size=4096,physical_block_size=4096"
 @pytest.fixture(scope="module")
 def engine_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the engine's tests as a program without debug information."""
-    built = subprocess.run(
-        [
-            "cargo",
-            "test",
-            "--locked",
-            "-p",
-            "sealane-engine",
-            "--lib",
-            "--no-run",
-            "--message-format=json",
-        ],
-        cwd=NATIVE,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    messages = [json.loads(line) for line in built.stdout.splitlines()]
-    (program,) = {message["executable"] for message in messages if message.get("executable")}
-    stripped = tmp_path_factory.mktemp("engine") / "engine_tests"
-    subprocess.run(["strip", "-o", stripped, program], check=True)
-    return stripped
+    return engine_program(tmp_path_factory.mktemp("engine"))
 
 
 @pytest.fixture

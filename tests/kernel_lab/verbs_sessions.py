@@ -167,6 +167,15 @@ async def only() -> dict[str, Any]:
         return figures(seen)
 
 
+async def plain() -> dict[str, Any]:
+    """All of a session goes over UDP."""
+    async with session((["udp"], ["udp"])) as pair:
+        for how in ({"reliability": SelectiveRepeat()}, {"reliability": ErasureCoded(k=8, m=2)}):
+            for length in (1, 100_000, 1 << 20):
+                await pair.carry(length, **how)
+        return figures(await pair.seen(0))
+
+
 async def bench() -> dict[str, Any]:
     """Time messages over one wire: `udp`, or verbs in mode `send` or `write`."""
     wire = "udp" if sys.argv[2] == "udp" else "verbs"
@@ -239,7 +248,7 @@ def figures(seen: sessions_pb2.Session) -> dict[str, Any]:
     return {"unit_bytes": seen.unit_bytes, "paths": paths, "statistics": dict(seen.statistics)}
 
 
-SCENARIOS = {"both": both, "limited": limited, "only": only, "bench": bench, "forged": forged}
+SCENARIOS = {each.__name__: each for each in (both, limited, only, plain, bench, forged)}
 
 if __name__ == "__main__":
     print(json.dumps(asyncio.run(SCENARIOS[sys.argv[1]]())))

@@ -18,14 +18,15 @@ SETTLED_SECONDS = 3.0
 """Between restarts, so that each pause is seen alone."""
 
 # Writes numbers in turn to 64 sectors, reads each back, and flushes after every eighth. It prints
-# when each round ended until it is told to stop; then it reads all of them once more.
+# when each round ended until it is told to stop; then it reads all of them once more. Its argument
+# is the gateway's socket.
 LOAD = """
 import json, os, sys, time
 from sealane.client import sync
 
 SECTORS, SECTOR = 64, 4096
 nqn = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
-with sync.connect("/run/sealane-gateway/sealaned.sock") as client:
+with sync.connect(sys.argv[1]) as client:
     (volume,) = client.volumes.list()
     attached = client.volumes.attach(volume.name, host_nqn=nqn)
     with client.open(attached) as disk:
@@ -71,6 +72,7 @@ while not os.path.exists("/run/stop"):
 print(json.dumps({"longest": longest, "gap": gap, **ended}))
 """
 PORTS = {"gateway": 4421, "target": 4420}
+SOCKET = "/run/sealane-gateway/sealaned.sock"
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_a_host_sees_a_pause_and_no_error(roles: Machine) -> None:
         *("kill gateway", "kill target", "kill broker"),
     )
     began: dict[str, float] = {}
-    with machine.start(PYTHON, "-c", LOAD) as load:
+    with machine.start(PYTHON, "-c", LOAD, SOCKET) as load:
         assert load.stdout is not None
         assert load.stdout.readline() == "begun\n"
         for event in events:
