@@ -58,9 +58,11 @@ async def fill(registry: Registry) -> None:
 
 async def secrets_of(registry: Registry) -> list[bytes]:
     tenants, _ = await registry.tenants.page(limit=100)
+    former, _ = await registry.tenant_keys.page(limit=100)
     devices, _ = await registry.devices.page(limit=100)
     return [
         *[bytes(await registry.tenant_key(each.name)) for each in tenants],
+        *[bytes(await registry.tenant_key(r.tenant, r.number)) for r in (e.record for e in former)],
         *[
             bytes(registry.device_secret(each.record))
             for each in devices

@@ -1,0 +1,334 @@
+"""All orders of two brokers in a rotation of a tenant's key, with crashes at each step.
+
+As in `test_rewrapping_model`: one actor stops at one step of the store, before or after its effect;
+meanwhile another one acts to its end. Then the first goes on, or has crashed. Gateways seal sectors
+before, in the middle and afterwards. Whatever happens, each live key epoch of each live volume has
+the key that sectors were sealed under.
+
+In a second model brokers rotate keys, volumes and tenants, in any order; the store is lost and
+restored from a snapshot.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, former, register, volume
+from broker.test_rewrapping_model import Stopping
+from brokers import Count, start_broker, tenant_key_rotation_of
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker import restored, tenant_key_rotation
+from sealane.daemon.broker.authority import AUTHORITY_KEY, opened_authority
+from sealane.daemon.broker.key_epochs import KeyEpochs
+from sealane.daemon.broker.keyring import Keyring
+from sealane.daemon.broker.records import AuthorityRecord, Tables
+from sealane.daemon.broker.registry import Registry, with_state
+from sealane.daemon.broker.store.record_keys import RecordKeys
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.kinds import TenantKeyStage
+from seeds import SEED
+
+pytestmark = pytest.mark.slow
+
+KEK = bytes(32)
+ONE, TWO = uuid.UUID(int=1), uuid.UUID(int=2)
+VOLUMES = 3
+
+Act = Callable[[Registry], Awaitable[Any]]
+
+
+async def rotate_tenant(registry: Registry) -> None:
+    """Replace key 0 from the beginning to the end, whatever of it is done already."""
+    rotation = tenant_key_rotation_of(registry)
+    await rotation.prepare(TENANT, 0)
+    await rotation.proceed()
+    await rotation.rotate(TENANT, 1)
+    await rotation.proceed()
+
+
+async def work(registry: Registry) -> None:
+    """Do what a broker does by itself."""
+    await tenant_key_rotation_of(registry).proceed()
+
+
+async def prepare_again(registry: Registry) -> None:
+    """Begin another replacement, if the first one has ended."""
+    with contextlib.suppress(UsageError):
+        await tenant_key_rotation_of(registry).prepare(TENANT, 1)
+
+
+async def rotate_and_prepare_again(registry: Registry) -> None:
+    """Overtake the other actor by a whole rotation, and make volumes ready for the next."""
+    await rotate_tenant(registry)
+    await prepare_again(registry)
+    await work(registry)
+
+
+async def create(registry: Registry) -> None:
+    await register(registry, 7)
+
+
+async def delete(registry: Registry) -> None:
+    await registry.unregister(ONE)
+
+
+async def delete_all(registry: Registry) -> None:
+    """Delete all volumes of the former key, and what is left of it."""
+    for number in range(1, VOLUMES + 1):
+        await registry.unregister(uuid.UUID(int=number))
+    await work(registry)
+
+
+async def unshare(registry: Registry) -> None:
+    with contextlib.suppress(UsageError):
+        await KeyEpochs(registry).withdraw(TWO, SHARED_WITH)
+
+
+async def rotate_volume(registry: Registry) -> None:
+    with contextlib.suppress(UsageError):
+        await KeyEpochs(registry).rotate(ONE)
+
+
+async def seal(store: SqliteStore, sealed: Sealed) -> None:
+    """Seal sectors as gateways of a broker that reads the store now; read all others."""
+    reading = await Registry.open(Stopping(store), WrappingKey(KEK), node="b")
+    await sealed.seal(reading)
+    await reading.close()
+
+
+async def run(
+    path: Path,
+    case: tuple[Act | None, Act, Act],
+    *,
+    stop_at: int,
+    is_after: bool,
+    crashes: bool,
+) -> bool:
+    """Return whether the first actor took that many steps; check what is left in the end."""
+    setup, first, second = case
+    store, sealed = SqliteStore(path), Sealed()
+    _, _, made = await start_broker(Stopping(store), starts=Count(), heads=Count(), kek=KEK)
+    for number in range(1, VOLUMES + 1):
+        await register(made, number)
+    await sealed.seal(made)
+    if setup is not None:
+        await setup(made)
+        await sealed.seal(made)
+    await made.close()
+    views = [Stopping(store), Stopping(store)]
+    one, two = [await Registry.open(view, WrappingKey(KEK), node="b") for view in views]
+    view = views[0]
+    view.steps, view.stop_at, view.is_after = 0, stop_at, is_after
+
+    async def meanwhile() -> None:
+        view.meanwhile = None
+        await seal(store, sealed)
+        await second(two)
+        await seal(store, sealed)
+        view.is_dead = crashes
+
+    view.meanwhile = meanwhile
+    try:
+        await first(one)
+    except UnavailableError:
+        assert view.is_dead
+    was_stopped = view.meanwhile is None
+    await one.close()
+    await seal(store, sealed)
+    await work(two)
+    await seal(store, sealed)
+    await two.close()
+    last = await Registry.open(Stopping(store), WrappingKey(KEK), node="b")
+    await rotate_to_the_end(last)
+    await sealed.seal(last)
+    await check_end(last)
+    await last.close()
+    await store.close()
+    return was_stopped
+
+
+async def rotate_to_the_end(registry: Registry) -> None:
+    """Act as the operator: prepare if nobody did, and rotate to the last prepared key."""
+    rotation = tenant_key_rotation_of(registry)
+    shown = await rotation.progress(TENANT)
+    if shown.number == 0:
+        await rotation.prepare(TENANT, 0)
+    await rotation.proceed()
+    await rotation.rotate(TENANT, (await rotation.progress(TENANT)).number)
+    await rotation.proceed()
+    assert (await rotation.progress(TENANT)).stage is None
+
+
+async def check_end(registry: Registry) -> None:
+    """Check that all volumes seal under the present key, and that needed keys alone are kept."""
+    tenant = await registry.tenants.get(TENANT)
+    assert tenant is not None
+    present = tenant.record.key_number
+    assert present >= 1
+    page, _ = await registry.volumes.page(limit=100)
+    live = [stored.record for stored in page if not stored.record.is_deleted]
+    assert tenant.record.volume_count == len(live)
+    assert {each.present_tenant_key for each in live} <= {present}
+    needed = frozenset[int]().union(*(each.needed_tenant_keys for each in live))
+    assert set(await former(registry)) == needed - {present}
+
+
+CASES: list[tuple[Act | None, Act, Act]] = [
+    (None, rotate_tenant, rotate_tenant),
+    (None, rotate_tenant, rotate_and_prepare_again),
+    (None, rotate_tenant, create),
+    (None, rotate_tenant, delete),
+    (None, rotate_tenant, delete_all),
+    (None, rotate_tenant, unshare),
+    (None, rotate_tenant, rotate_volume),
+    (None, rotate_tenant, work),
+    (None, create, rotate_tenant),
+    (None, delete, rotate_tenant),
+    (None, unshare, rotate_tenant),
+    (None, rotate_volume, rotate_tenant),
+    (rotate_tenant, delete_all, create),
+    (rotate_tenant, delete_all, prepare_again),
+    (rotate_tenant, delete_all, delete_all),
+    (rotate_tenant, create, delete_all),
+    (rotate_tenant, prepare_again, delete_all),
+]
+"""What was done before; the actor that is stopped; the one that acts meanwhile."""
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["goes-on", "crashes"])
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "case", CASES, ids=["-".join(act.__name__ for act in case if act) for case in CASES]
+)
+async def test_every_order_keeps_the_keys_of_sealed_sectors(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[Act | None, Act, Act],
+    is_after: bool,
+    crashes: bool,
+) -> None:
+    monkeypatch.setattr(tenant_key_rotation, "BATCH_RECORDS", 2)
+    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    steps = 0
+    while True:
+        path = tmp_path / f"{steps}.sqlite"
+        async with asyncio.timeout(30):
+            was_stopped = await run(
+                path, case, stop_at=steps + 1, is_after=is_after, crashes=crashes
+            )
+        if not was_stopped:
+            break
+        steps += 1
+    assert steps > 1
+
+
+class Site:
+    """A store, which is lost and restored; brokers, and all that was sealed."""
+
+    def __init__(self, directory: Path, draw: random.Random) -> None:
+        self._directory = directory
+        self._draw = draw
+        self._made = VOLUMES
+        self.sealed = Sealed()
+        self.snapshots: list[tuple[dict[str, bytes], int, bool]] = []
+        self.restores = 0
+        # Keys that were prepared since the snapshot of the last restore are not in the store.
+        self.lost: list[tuple[uuid.UUID, int]] = []
+
+    async def open(self) -> Registry:
+        path = self._directory / f"{self.restores}.sqlite"
+        return await Registry.open(SqliteStore(path), WrappingKey(KEK), node="b")
+
+    async def begin(self) -> None:
+        store = SqliteStore(self._directory / "0.sqlite")
+        _, _, made = await start_broker(store, starts=Count(), heads=Count(), kek=KEK)
+        for number in range(1, VOLUMES + 1):
+            await register(made, number)
+        await made.close()
+
+    async def step(self) -> None:
+        """Let a broker, an operator or a gateway act, or lose the store."""
+        if self.snapshots and self._draw.random() < 0.1:
+            await self._restore(*self._draw.choice(self.snapshots))
+        registry = await self.open()
+        number = self._draw.randrange(1, self._made + 1)
+        rotation = tenant_key_rotation_of(registry)
+        with contextlib.suppress(UsageError):
+            present = (await rotation.progress(TENANT)).number
+            match self._draw.randrange(9):
+                case 0:
+                    await rotation.prepare(TENANT, present)
+                case 1 | 2:
+                    await rotation.rotate(TENANT, present)
+                case 3:
+                    self._made += 1
+                    await register(registry, self._made)
+                case 4:
+                    await registry.unregister(uuid.UUID(int=number))
+                case 5 if await self._is_young(registry, number):
+                    await KeyEpochs(registry).rotate(uuid.UUID(int=number))
+                case 6:
+                    await self._snapshot(registry)
+                case _:
+                    await rotation.proceed()
+        await self.sealed.seal(registry)
+        await registry.close()
+
+    async def _is_young(self, registry: Registry, number: int) -> bool:
+        """Return whether a volume may begin epochs that a restore has to expect."""
+        return (await volume(registry, number)).key_epoch % restored.KEY_EPOCHS_AHEAD < 8
+
+    async def _snapshot(self, registry: Registry) -> None:
+        entries, _ = await registry.store.copy()
+        tenant = await registry.tenants.get(TENANT)
+        assert tenant is not None
+        is_preparing = tenant.record.key_stage == TenantKeyStage.PREPARING
+        self.snapshots.append((entries, tenant.record.key_number, is_preparing))
+
+    async def _restore(self, entries: dict[str, bytes], number: int, is_preparing: bool) -> None:
+        self.restores += 1
+        record = AuthorityRecord.model_validate_json(entries[AUTHORITY_KEY])
+        _, named, _ = opened_authority(record, Keyring([WrappingKey(KEK)]))
+        now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+        revision = restored.revised(
+            entries,
+            Tables(None, keys=RecordKeys(named)),
+            accepted=restored.Accepted(),
+            restored_before=self.restores - 1,
+            now=now,
+            snapshot_at=now,
+            snapshot_state=1,
+        )
+        store = SqliteStore(self._directory / f"{self.restores}.sqlite")
+        await store.commit(puts=with_state(dict(revision.entries), named.present))
+        await store.close()
+        # What no snapshot from before the end of its preparation can know.
+        known = number - int(is_preparing)
+        lost = [name for name, used in self.sealed.numbers.items() if used > known]
+        for name in lost:
+            self.sealed.forget(name)
+        self.lost += lost
+        # Later snapshots are of another branch.
+        self.snapshots = [(entries, number, is_preparing)]
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_restored_store_opens_what_was_sealed_under_keys_that_its_snapshot_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    print("SEALANE_SEED =", SEED)
+    site = Site(tmp_path, random.Random(SEED * 1000 + seed))
+    await site.begin()
+    async with asyncio.timeout(60):
+        while site.restores < 4:
+            await site.step()
+    assert site.sealed.keys
