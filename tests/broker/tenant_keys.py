@@ -64,6 +64,19 @@ def rotation_of(registry: Registry) -> tuple[TenantKeyRotation, MemoryAudit]:
     return tenant_key_rotation_of(registry, audit=audit), audit
 
 
+async def check_end(registry: Registry) -> None:
+    """Check that all volumes seal under the present key, and that needed keys alone are kept."""
+    tenant = await registry.tenants.get(TENANT)
+    assert tenant is not None
+    present = tenant.record.key_number
+    page, _ = await registry.volumes.page(limit=100)
+    live = [stored.record for stored in page if not stored.record.is_deleted]
+    assert tenant.record.volume_count == len(live)
+    assert {each.present_tenant_key for each in live} <= {present}
+    needed = frozenset[int]().union(*(each.needed_tenant_keys for each in live))
+    assert set(await former(registry)) == needed - {present}
+
+
 class Sealed:
     """Keys that sectors were sealed under, by volume and key epoch: they must stay the same."""
 

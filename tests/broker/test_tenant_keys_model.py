@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, former, register, volume
+from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, check_end, register, volume
 from broker.test_rewrapping_model import Stopping
 from brokers import Count, start_broker, tenant_key_rotation_of
 from sealane.crypto.keys import WrappingKey
@@ -165,20 +165,6 @@ async def rotate_to_the_end(registry: Registry) -> None:
     await rotation.rotate(TENANT, (await rotation.progress(TENANT)).number)
     await rotation.proceed()
     assert (await rotation.progress(TENANT)).stage is None
-
-
-async def check_end(registry: Registry) -> None:
-    """Check that all volumes seal under the present key, and that needed keys alone are kept."""
-    tenant = await registry.tenants.get(TENANT)
-    assert tenant is not None
-    present = tenant.record.key_number
-    assert present >= 1
-    page, _ = await registry.volumes.page(limit=100)
-    live = [stored.record for stored in page if not stored.record.is_deleted]
-    assert tenant.record.volume_count == len(live)
-    assert {each.present_tenant_key for each in live} <= {present}
-    needed = frozenset[int]().union(*(each.needed_tenant_keys for each in live))
-    assert set(await former(registry)) == needed - {present}
 
 
 CASES: list[tuple[Act | None, Act, Act]] = [
