@@ -48,9 +48,13 @@ Act = Callable[[Registry], Awaitable[Any]]
 async def rotate_tenant(registry: Registry) -> None:
     """Replace key 0 from the beginning to the end, whatever of it is done already."""
     rotation = tenant_key_rotation_of(registry)
-    await rotation.prepare(TENANT, 0)
-    await rotation.proceed()
-    await rotation.rotate(TENANT, 1)
+    try:
+        await rotation.prepare(TENANT, 0)
+        await rotation.proceed()
+        await rotation.rotate(TENANT, 1)
+    except UsageError as error:
+        # The other actor has gone on to the next one.
+        assert error.reason == "broker.tenant_key.number"
     await rotation.proceed()
 
 
