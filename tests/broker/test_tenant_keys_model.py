@@ -54,7 +54,8 @@ async def rotate_tenant(registry: Registry) -> None:
         await rotation.rotate(TENANT, 1)
     except UsageError as error:
         # The other actor has gone on to the next one.
-        assert error.reason == "broker.tenant_key.number"
+        if error.reason != "broker.tenant_key.number":
+            raise
     await rotation.proceed()
 
 
