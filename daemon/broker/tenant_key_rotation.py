@@ -291,8 +291,8 @@ class TenantKeyRotation:
         if await registry.commit(compares, puts) is None:
             return False
         if each.stage in _BEGINNING:
-            for _, after in changed:
-                await record_rotation(self._audit, after)
+            # Together: they share the log's writes.
+            await asyncio.gather(*(record_rotation(self._audit, after) for _, after in changed))
         return True
 
     async def _conclude(self, each: _Pass) -> None:
