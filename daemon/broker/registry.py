@@ -348,7 +348,7 @@ class Registry(Tables):
             after = before.model_copy(update={"volume_count": before.volume_count + 1})
             name, made = str(record.volume_id), record
             if before.key_number:
-                # Compared below: it is the tenant's present key when the volume comes to be.
+                # The tenant's record is compared below: this is its present key at the commit.
                 use = TenantKeyUse(first_key_epoch=1, number=before.key_number)
                 made = record.model_copy(update={"tenant_key_uses": (use,)})
             compares += [
