@@ -41,11 +41,17 @@ def _unready(key: operator_pb2.TenantKey) -> str:
 async def key_rotate_tenant(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Have a tenant's volumes begin a key epoch of its prepared key; `--wait`: until all have."""
     key = await _asked(client, options.tenant)
-    if not key.stage:
+    if not key.stage and key.number:
+        # It has ended: whoever repeats the command must not be led to begin another one.
+        _show(key, output)
+        return
+    if key.stage in {"", TenantKeyStage.PREPARING}:
+        # Refused here, too: brokers may end the preparation before they are asked, and then the
+        # rotation would begin without the question and without a snapshot.
         raise UsageError(
             "broker.tenant_key.not_prepared",
-            f"no rotation of the key of tenant {key.tenant} is in progress; it has key "
-            f"{key.number}: prepare the next one first",
+            f"tenant {key.tenant} has key {key.number}: "
+            + (f"{_unready(key)}, wait" if key.stage else "prepare the next one first"),
         )
     if key.stage == TenantKeyStage.PREPARED:
         confirm(
@@ -136,9 +142,10 @@ def _show(key: operator_pb2.TenantKey, output: Output) -> None:
     table = {"tenant": key.tenant, "key": said_of(key)}
     if key.failure:
         table["failure"] = key.failure
-    if key.stage == TenantKeyStage.PREPARED:
+    if key.stage in _REPLACING:
+        first = "" if key.stage == TenantKeyStage.PREPARED else "when all volumes are ready: "
         table["next"] = (
-            "sealanectl broker snapshot FILE --to RECIPIENT, keep it, then "
+            f"{first}sealanectl broker snapshot FILE --to RECIPIENT, keep it, then "
             f"sealanectl key rotate-tenant {key.tenant}"
         )
     output.show_one(data_of(key), table)

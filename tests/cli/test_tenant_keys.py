@@ -30,7 +30,7 @@ Verb = Callable[[Client, argparse.Namespace, Output], Awaitable[None]]
 
 
 class Operator:
-    """The operator of a broker that works by itself while it is asked."""
+    """The operator of a broker that works by itself while a command waits for it."""
 
     def __init__(self, registry: Registry, servicer: Any) -> None:
         self.registry = registry
@@ -40,7 +40,7 @@ class Operator:
     async def run(self, run: Verb, form: str = "table", **options: Any) -> str:
         shown = io.StringIO()
         asked = {"tenant": TENANT, "wait": True, "yes": True, **options}
-        working = asyncio.ensure_future(self._work())
+        working = asyncio.ensure_future(self._work() if asked["wait"] else asyncio.sleep(0))
         try:
             async with asyncio.timeout(30):
                 await run(self.client, argparse.Namespace(**asked), Output(form, shown))
@@ -81,6 +81,9 @@ async def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 async def test_each_step_says_what_is_to_be_done_next(operator: Operator) -> None:
     assert "tenant" not in await operator.run(key_status)
+    shown = await operator.run(key_prepare_tenant, wait=False)
+    assert "next" in shown
+    assert "when all volumes are ready: sealanectl broker snapshot" in shown
     shown = await operator.run(key_prepare_tenant)
     assert "number 1, prepared: take a snapshot, then rotate; former keys kept: 0" in shown
     assert f"sealanectl key rotate-tenant {TENANT}" in shown
@@ -111,11 +114,35 @@ async def test_rotation_that_nobody_prepared_is_refused(operator: Operator) -> N
     with pytest.raises(UsageError) as caught:
         await operator.run(key_rotate_tenant)
     assert caught.value.reason == "broker.tenant_key.not_prepared"
+
+
+async def test_rotation_that_is_repeated_after_its_end_shows_the_key(operator: Operator) -> None:
     await operator.run(key_prepare_tenant)
     await operator.run(key_rotate_tenant)
+    shown = await operator.run(key_rotate_tenant, yes=False)
+    assert "number 1; former keys kept: 0" in shown
+    assert "next" not in shown
+
+
+async def test_no_rotation_begins_unasked_while_the_preparation_ends(operator: Operator) -> None:
+    """The stage is read while volumes are made ready; by the time of the call they are."""
+    await operator.rotation.prepare(TENANT, 0)
+    asked = operator.client.operator.GetTenantKey
+
+    async def ask(request: object, **options: object) -> operator_pb2.TenantKey:
+        key: operator_pb2.TenantKey = await asked(request, **options)
+        await operator.rotation.proceed()
+        return key
+
+    calls = SimpleNamespace(
+        GetTenantKey=ask, RotateTenantKey=operator.client.operator.RotateTenantKey
+    )
+    operator.client = cast("Client", SimpleNamespace(operator=calls))
     with pytest.raises(UsageError) as caught:
-        await operator.run(key_rotate_tenant)
+        await operator.run(key_rotate_tenant, wait=False)
     assert caught.value.reason == "broker.tenant_key.not_prepared"
+    assert "0 of 2 volumes ready, wait" in str(caught.value)
+    assert (await operator.rotation.progress(TENANT)).stage == "prepared"
 
 
 async def test_volume_without_epochs_left_is_named_and_the_wait_fails(operator: Operator) -> None:
