@@ -683,6 +683,7 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     asked = await asyncio.to_thread(sealanectl, *arguments)
     assert asked.returncode == 2
     assert "confirmation.missing" in asked.stderr, asked.stderr
+    assert "tenants' keys that were replaced since are in use again" in asked.stderr
     assert [*place.state.glob("broker.sqlite*")] == []
     file.write_bytes(snapshot[:-1])
     refused = await asyncio.to_thread(sealanectl, *arguments, "--yes")
