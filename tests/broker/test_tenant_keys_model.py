@@ -15,12 +15,13 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, check_end, register, volume
+from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, check_end, register
 from broker.test_rewrapping_model import Stopping
 from brokers import Count, start_broker, tenant_key_rotation_of
 from sealane.crypto.keys import WrappingKey
@@ -28,7 +29,7 @@ from sealane.daemon.broker import restored, tenant_key_rotation
 from sealane.daemon.broker.authority import AUTHORITY_KEY, opened_authority
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.keyring import Keyring
-from sealane.daemon.broker.records import AuthorityRecord, Tables
+from sealane.daemon.broker.records import AuthorityRecord, Tables, VolumeRecord
 from sealane.daemon.broker.registry import Registry, with_state
 from sealane.daemon.broker.store.record_keys import RecordKeys
 from sealane.daemon.broker.store.sqlite import SqliteStore
@@ -41,6 +42,8 @@ pytestmark = pytest.mark.slow
 KEK = bytes(32)
 ONE, TWO = uuid.UUID(int=1), uuid.UUID(int=2)
 VOLUMES = 3
+RESTORES = 4
+"""Restores in a run; up to twice as many until one had key epochs to open that began since."""
 
 Act = Callable[[Registry], Awaitable[Any]]
 
@@ -221,6 +224,50 @@ async def test_every_order_keeps_the_keys_of_sealed_sectors(
     assert steps > 1
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of the store, as a restore needs it, and what it had."""
+
+    entries: dict[str, bytes]
+    restores: int
+    """Restores before it was taken."""
+    known: int
+    """Number of the newest key that all its volumes were ready for."""
+    volumes: dict[uuid.UUID, VolumeRecord]
+
+    def derives(self, name: tuple[uuid.UUID, int], number: int) -> bool:
+        """Return whether it has the key of a volume's key epoch, whose number that is."""
+        record = self.volumes.get(name[0])
+        return record is not None and record.tenant_key_number(name[1]) == number
+
+    def begun(self, record: VolumeRecord, restores: int) -> int:
+        """Return how many key epochs a volume has begun since, besides those of restores."""
+        before = self.volumes.get(record.volume_id)
+        if before is None:
+            return 0
+        skipped = (restores - self.restores) * restored.KEY_EPOCHS_AHEAD
+        return record.key_epoch - before.key_epoch - skipped
+
+
+REFUSALS = {
+    "volume.not_found",
+    "broker.tenant_key.rotating",
+    "broker.tenant_key.not_prepared",
+}
+"""What an operator is told who acts at any time."""
+
+STEPS = {
+    None: ("prepare", "prepare", "rotate"),
+    TenantKeyStage.PREPARING: ("proceed", "proceed", "snapshot"),
+    TenantKeyStage.PREPARED: ("rotate", "rotate", "snapshot", "prepare"),
+    TenantKeyStage.ROTATING: ("proceed", "proceed", "proceed", "snapshot"),
+}
+"""Steps that are likely in a stage; of the others there is one each."""
+OTHER_STEPS = ("prepare", "rotate", "proceed", "snapshot", "create", "delete", "rotate volume")
+BEGUN_MAX = restored.KEY_EPOCHS_AHEAD - 2
+"""Key epochs that a volume may have begun since a snapshot when a rotation begins another one."""
+
+
 class Site:
     """A store, which is lost and restored; brokers, and all that was sealed."""
 
@@ -232,8 +279,10 @@ class Site:
         self._draw = draw
         self._made = VOLUMES
         self.sealed = Sealed()
-        self.snapshots: list[tuple[dict[str, bytes], int, bool]] = []
+        self.snapshots: list[Snapshot] = []
         self.restores = 0
+        self.opened_beyond = 0
+        """Sealed key epochs of a later key that a snapshot didn't have yet, opened from it."""
 
     async def open(self) -> Registry:
         path = self._directory / f"{self.restores}.sqlite"
@@ -248,50 +297,75 @@ class Site:
 
     async def step(self) -> None:
         """Let a broker, an operator or a gateway act, or lose the store."""
-        if self.snapshots and self._draw.random() < 0.1:
-            await self._restore(*self._draw.choice(self.snapshots))
+        restored_from: Snapshot | None = None
+        # Likely when the snapshot doesn't have all key epochs that it has to open.
+        chance = 0.25 if any(map(self._beyond, self.snapshots)) else 0.04
+        if self.snapshots and self._draw.random() < chance:
+            restored_from = self._draw.choice(self.snapshots)
+        if restored_from is not None:
+            await self._restore(restored_from)
         registry = await self.open()
         try:
+            if restored_from is not None:
+                await self._check_opened(registry, restored_from)
             await self._act(registry)
             await self.sealed.seal(registry)
         finally:
             await registry.close()
 
     async def _act(self, registry: Registry) -> None:
-        number = self._draw.randrange(1, self._made + 1)
+        volume_id = uuid.UUID(int=self._draw.randrange(1, self._made + 1))
         rotation = tenant_key_rotation_of(registry)
-        with contextlib.suppress(UsageError):
-            present = (await rotation.progress(TENANT)).number
-            match self._draw.randrange(9):
-                case 0:
-                    await rotation.prepare(TENANT, present)
-                case 1 | 2:
-                    await rotation.rotate(TENANT, present)
-                case 3:
+        shown = await rotation.progress(TENANT)
+        begun = await self._begun(registry)
+        try:
+            match self._draw.choice(STEPS[shown.stage] + OTHER_STEPS):
+                case "prepare":
+                    await rotation.prepare(TENANT, shown.number)
+                case "rotate" if max(begun.values(), default=0) <= BEGUN_MAX:
+                    await rotation.rotate(TENANT, shown.number)
+                case "proceed":
+                    await rotation.proceed()
+                case "create":
                     self._made += 1
                     await register(registry, self._made)
-                case 4:
-                    await registry.unregister(uuid.UUID(int=number))
-                case 5 if await self._is_young(registry, number):
-                    await KeyEpochs(registry).rotate(uuid.UUID(int=number))
-                case 6:
-                    await self._snapshot(registry)
+                case "delete":
+                    await registry.unregister(volume_id)
+                case "rotate volume" if begun.get(volume_id, 0) < BEGUN_MAX // 2:
+                    await KeyEpochs(registry).rotate(volume_id)
                 case _:
-                    await rotation.proceed()
+                    await self._snapshot(registry)
+        except UsageError as error:
+            if error.reason not in REFUSALS:
+                raise
 
-    async def _is_young(self, registry: Registry, number: int) -> bool:
-        """Return whether a volume may begin epochs that a restore has to expect."""
-        return (await volume(registry, number)).key_epoch % restored.KEY_EPOCHS_AHEAD < 8
+    async def _begun(self, registry: Registry) -> dict[uuid.UUID, int]:
+        """Return how many key epochs each volume has begun since a snapshot, at most."""
+        return {
+            volume_id: max(
+                (each.begun(record, self.restores) for each in self.snapshots), default=0
+            )
+            for volume_id, record in (await live(registry)).items()
+        }
 
     async def _snapshot(self, registry: Registry) -> None:
         entries, _ = await registry.store.copy()
         tenant = await registry.tenants.get(TENANT)
         assert tenant is not None
         is_preparing = tenant.record.key_stage == TenantKeyStage.PREPARING
-        self.snapshots.append((entries, tenant.record.key_number, is_preparing))
+        self.snapshots = [
+            *self.snapshots[-1:],
+            Snapshot(
+                entries=entries,
+                restores=self.restores,
+                known=tenant.record.key_number - int(is_preparing),
+                volumes=await live(registry),
+            ),
+        ]
 
-    async def _restore(self, entries: dict[str, bytes], number: int, is_preparing: bool) -> None:
+    async def _restore(self, snapshot: Snapshot) -> None:
         self.restores += 1
+        entries = snapshot.entries
         record = AuthorityRecord.model_validate_json(entries[AUTHORITY_KEY])
         _, named, _ = opened_authority(record, Keyring([WrappingKey(KEK)]))
         now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -307,13 +381,36 @@ class Site:
         store = SqliteStore(self._directory / f"{self.restores}.sqlite")
         await store.commit(puts=with_state(dict(revision.entries), named.present))
         await store.close()
-        # What no snapshot from before the end of its preparation can know.
-        known = number - int(is_preparing)
         if self._allows_for_unprepared:
-            for name in [name for name, used in self.sealed.numbers.items() if used > known]:
-                self.sealed.forget(name)
+            # What no snapshot from before the end of its preparation has to know, and this one
+            # doesn't.
+            for name, used in list(self.sealed.numbers.items()):
+                if used > snapshot.known and not snapshot.derives(name, used):
+                    self.sealed.forget(name)
         # Later snapshots are of another branch.
-        self.snapshots = [(entries, number, is_preparing)]
+        self.snapshots = [snapshot]
+
+    async def _check_opened(self, registry: Registry, snapshot: Snapshot) -> None:
+        """Open all that was sealed; count what the snapshot's time didn't have yet."""
+        beyond = self._beyond(snapshot)
+        await self.sealed.seal(registry)
+        self.opened_beyond += len(beyond)
+
+    def _beyond(self, snapshot: Snapshot) -> list[tuple[uuid.UUID, int]]:
+        """Return sealed key epochs of a later key, which the snapshot knows, that began since."""
+        return [
+            name
+            for name, number in self.sealed.numbers.items()
+            if 0 < number <= snapshot.known
+            and (record := snapshot.volumes.get(name[0])) is not None
+            and record.key_epoch < name[1]
+        ]
+
+
+async def live(registry: Registry) -> dict[uuid.UUID, VolumeRecord]:
+    """Return the volumes that weren't deleted."""
+    page, _ = await registry.volumes.page(limit=100)
+    return {each.record.volume_id: each.record for each in page if not each.record.is_deleted}
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -324,13 +421,14 @@ async def test_restored_store_opens_what_was_sealed_under_keys_that_its_snapshot
     print("SEALANE_SEED =", SEED)
     site = Site(tmp_path, random.Random(SEED * 1000 + seed))
     await play(site)
-    assert site.sealed.keys
+    assert site.opened_beyond, site.restores
 
 
 async def play(site: Site) -> None:
+    """Act until the store was restored several times, with something to open beyond it."""
     await site.begin()
     async with asyncio.timeout(60):
-        while site.restores < 4:
+        while site.restores < RESTORES or (not site.opened_beyond and site.restores < 2 * RESTORES):
             await site.step()
 
 
