@@ -53,8 +53,6 @@ BATCH_RECORDS: Final = 32
 SWEEP_SECONDS: Final = 60.0
 """Least time between two looks at all volumes for former keys that none of them needs."""
 
-_BEGINNING: Final = {TenantKeyStage.ROTATING, TenantKeyStage.INCOMPLETE}
-"""Stages in which volumes begin a key epoch under the new key."""
 _WORKING: Final = {TenantKeyStage.PREPARING, TenantKeyStage.ROTATING}
 """Stages that brokers end by themselves."""
 
@@ -85,7 +83,7 @@ class _Pass:
 
     tenant: Stored[TenantRecord]
     found: int = 0
-    exhausted: int = 0
+    left: int = 0
     needed: set[int] = field(default_factory=set)
     batch: list[Stored[VolumeRecord]] = field(default_factory=list)
 
@@ -99,14 +97,17 @@ class _Pass:
 
     def changed(self, volume: VolumeRecord) -> VolumeRecord | None:
         """Return the volume as it is to become; None: it is so already, or can't."""
-        if self.stage == TenantKeyStage.PREPARING and volume.next_tenant_key != self.number:
-            return volume.ready_for(self.number)
+        is_ready = volume.next_tenant_key == self.number
+        if self.stage == TenantKeyStage.PREPARING:
+            return None if is_ready else volume.ready_for(self.number)
         if (
-            self.stage in _BEGINNING
+            self.stage == TenantKeyStage.ROTATING
             and volume.present_tenant_key != self.number
             and volume.has_key_epochs_left
         ):
-            return volume.in_next_epoch()
+            # All were made ready before. One that isn't would begin one epoch after another.
+            ready = volume if is_ready else volume.ready_for(self.number)
+            return ready.in_next_epoch()
         return None
 
 
@@ -212,6 +213,7 @@ class TenantKeyRotation:
                 await self._go_through(passes)
                 for each in passes.values():
                     await self._conclude(each)
+                self._continuing.failure = ""
 
     async def _due(self) -> dict[str, _Pass]:
         """Return the tenants that all volumes have to be looked at for.
@@ -240,7 +242,7 @@ class TenantKeyRotation:
             if each is None:
                 continue
             each.needed |= volume.record.needed_tenant_keys
-            each.exhausted += _is_exhausted(volume.record, each.number)
+            each.left += volume.record.present_tenant_key != each.number
             if each.changed(volume.record) is not None:
                 each.found += 1
                 each.batch.append(volume)
@@ -248,7 +250,7 @@ class TenantKeyRotation:
                 await self._change(each)
         for each in passes.values():
             await self._change(each)
-        if any(each.found and each.stage in _BEGINNING for each in passes.values()):
+        if any(each.found and each.stage == TenantKeyStage.ROTATING for each in passes.values()):
             # A rolled-back store must not bring a key back into use.
             await self._cover(await self._registry.store.revision())
 
@@ -290,7 +292,7 @@ class TenantKeyRotation:
         compares = [registry.volumes.unchanged(volume.name, volume) for volume, _ in changed]
         if await registry.commit(compares, puts) is None:
             return False
-        if each.stage in _BEGINNING:
+        if each.stage == TenantKeyStage.ROTATING:
             # Together: they share the log's writes.
             await asyncio.gather(*(record_rotation(self._audit, after) for _, after in changed))
         return True
@@ -307,8 +309,8 @@ class TenantKeyRotation:
         after = each.stage
         if each.stage == TenantKeyStage.PREPARING:
             after = TenantKeyStage.PREPARED
-        elif each.stage in _BEGINNING:
-            after = TenantKeyStage.INCOMPLETE if each.exhausted else None
+        elif each.stage in {TenantKeyStage.ROTATING, TenantKeyStage.INCOMPLETE}:
+            after = TenantKeyStage.INCOMPLETE if each.left else None
         if after != each.stage:
             await self._end_stage(each, after)
         elif not deleted:
@@ -328,7 +330,7 @@ class TenantKeyRotation:
                 await self._note(kind, "done", stored.name, each.number)
             else:
                 get_logger().error(
-                    "tenant_key_rotation_incomplete", tenant=stored.name, volumes=each.exhausted
+                    "tenant_key_rotation_incomplete", tenant=stored.name, volumes=each.left
                 )
             return await self._stage(stored, after)
 

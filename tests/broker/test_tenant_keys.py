@@ -40,7 +40,7 @@ from sealane.daemon.broker.registry import TENANT_PURPOSE, Registry
 from sealane.daemon.broker.store.contract import Entry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.tenant_key_rotation import SWEEP_SECONDS, TenantKeyRotation
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import TenantKeyStage
 from sealane.protocol.v1 import operator_pb2
 
@@ -247,6 +247,54 @@ async def test_volume_without_epochs_left_stops_nobody_and_the_rotation_is_incom
     assert (await rotation.progress(TENANT)).stage is None
     assert audit.records[-1]["kind"] == "tenant_key.rotate"
     assert audit.records[-1]["outcome"] == "done"
+
+
+async def test_volume_that_is_not_ready_begins_one_epoch_all_the_same(
+    registry: Registry,
+) -> None:
+    """No broker leaves such a one; a store that has it costs one key epoch, not all."""
+    rotation = await prepared(registry)
+    await change(registry, 2, tenant_key_uses=())
+    await rotation.rotate(TENANT, 1)
+    await rotation.proceed()
+    record = await volume(registry, 2)
+    assert (record.key_epoch, record.present_tenant_key) == (2, 1)
+
+
+async def failing(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> TenantKeyRotation:
+    """Return a rotation whose first attempt has failed by itself."""
+    await tenant_key_rotation_of(registry).prepare(TENANT, 0)
+    rotation = tenant_key_rotation_of(registry)
+    failed = asyncio.Event()
+    with monkeypatch.context() as patched:
+
+        async def fail() -> None:
+            failed.set()
+            raise UnavailableError("broker.store.failed", "no store")
+
+        patched.setattr(rotation, "_due", fail)
+        keeping = asyncio.ensure_future(rotation.keep())
+        await failed.wait()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+    return rotation
+
+
+async def test_failure_is_shown_until_a_pass_succeeds(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotation = await failing(registry, monkeypatch)
+    assert "no store" in (await rotation.progress(TENANT)).failure
+    await rotation.proceed()
+    assert not (await rotation.progress(TENANT)).failure
+
+
+async def test_earlier_failure_is_not_shown_to_who_asks_for_another_attempt(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotation = await failing(registry, monkeypatch)
+    await rotation.prepare(TENANT, 0)
+    assert not (await rotation.progress(TENANT)).failure
 
 
 async def test_former_key_is_deleted_when_no_volume_needs_it(
