@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from sealane.cli.output import CALL_SECONDS, Output, pages
 from sealane.cli.verbs import confirm, destructive, verb
@@ -15,6 +15,9 @@ from sealane.protocol.v1 import operator_pb2
 
 _REPLACING = {TenantKeyStage.PREPARING, TenantKeyStage.PREPARED}
 """Stages in which the present key has a number that `prepare-tenant` has given it."""
+
+EXHAUSTED_NAMED: Final = 4
+"""Volumes without key epochs left that a text names; data names those that the broker does."""
 
 
 async def key_prepare_tenant(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -69,8 +72,8 @@ async def key_rotate_tenant(client: Client, options: argparse.Namespace, output:
     if options.wait and key.stage == TenantKeyStage.INCOMPLETE:
         raise UnavailableError(
             "broker.tenant_key.incomplete",
-            f"{len(key.exhausted_volume_ids)} volumes of tenant {key.tenant} have no key epochs "
-            f"left and stay under its former key: {', '.join(key.exhausted_volume_ids[:4])}",
+            f"{key.exhausted_volumes} volumes of tenant {key.tenant} have no key epochs left and "
+            f"stay under its former key: {_exhausted(key)}",
         )
 
 
@@ -114,6 +117,7 @@ def data_of(key: operator_pb2.TenantKey) -> Mapping[str, Any]:
         "volumes": key.volumes,
         "ready": key.ready,
         "rotated": key.rotated,
+        "exhausted_volumes": key.exhausted_volumes,
         "exhausted_volume_ids": list(key.exhausted_volume_ids),
         "former_numbers": list(key.former_numbers),
         "failure": key.failure,
@@ -131,11 +135,19 @@ def said_of(key: operator_pb2.TenantKey) -> str:
         case TenantKeyStage.ROTATING:
             said += f", {key.rotated} of {key.volumes} volumes rotated"
         case TenantKeyStage.INCOMPLETE:
-            left = ", ".join(key.exhausted_volume_ids)
-            said += f", incomplete: no key epochs left for {left}"
+            said += (
+                f", incomplete: no key epochs left for {key.exhausted_volumes} volumes, "
+                + _exhausted(key)
+            )
     if key.former_numbers:
         said += f"; former keys kept: {', '.join(map(str, key.former_numbers))}"
     return said
+
+
+def _exhausted(key: operator_pb2.TenantKey) -> str:
+    """Name volumes that have no key epochs left, a few if they are many."""
+    named = key.exhausted_volume_ids[:EXHAUSTED_NAMED]
+    return ", ".join([*named, *["…"][: key.exhausted_volumes - len(named)]])
 
 
 def _show(key: operator_pb2.TenantKey, output: Output) -> None:

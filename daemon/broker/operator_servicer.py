@@ -239,6 +239,7 @@ def _tenant_key(progress: TenantKeyProgress) -> operator_pb2.TenantKey:
         volumes=progress.volumes,
         ready=progress.ready,
         rotated=progress.rotated,
+        exhausted_volumes=progress.exhausted_volumes,
         exhausted_volume_ids=map(str, progress.exhausted),
         former_numbers=progress.former,
         failure=progress.failure,

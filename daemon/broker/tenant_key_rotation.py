@@ -37,7 +37,9 @@ from sealane.daemon.broker.continuing import Continuing
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.key_epochs import record_rotation
 from sealane.daemon.broker.records import (
+    R,
     Stored,
+    Table,
     TenantKeyRecord,
     TenantRecord,
     VolumeRecord,
@@ -50,8 +52,12 @@ from sealane.protocol.kinds import TenantKeyStage
 
 BATCH_RECORDS: Final = 32
 """Volumes that one commit changes."""
-SWEEP_SECONDS: Final = 60.0
+SWEEP_SECONDS: Final = 3600.0
 """Least time between two looks at all volumes for former keys that none of them needs."""
+INCOMPLETE_SECONDS: Final = 60.0
+"""The same for the end of an incomplete rotation."""
+EXHAUSTED_SHOWN: Final = 100
+"""Volumes without key epochs left that are named."""
 
 _WORKING: Final = {TenantKeyStage.PREPARING, TenantKeyStage.ROTATING}
 """Stages that brokers end by themselves."""
@@ -62,7 +68,8 @@ class TenantKeyProgress:
     """A tenant's present key, and how far its rotation is; None: none is in progress.
 
     Of its `volumes`, `ready` derive their next key epoch from the present key, and `rotated` their
-    present one. `exhausted` have no key epochs left. `former` are the numbers of keys that are
+    present one. `exhausted_volumes` have no key epochs left; `exhausted` are the first
+    `EXHAUSTED_SHOWN` of them. `former` are the numbers of keys that are
     kept. `failure` is why this broker's last attempt ended, if it failed.
     """
 
@@ -72,6 +79,7 @@ class TenantKeyProgress:
     volumes: int
     ready: int
     rotated: int
+    exhausted_volumes: int
     exhausted: tuple[uuid.UUID, ...]
     former: tuple[int, ...]
     failure: str
@@ -120,8 +128,10 @@ class TenantKeyRotation:
         self._audit = audit
         self._proceeding = asyncio.Lock()
         self._continuing = Continuing(self.proceed, event="tenant_key_not_replaced")
-        # Revision of each tenant's record, and the time, when the last pass had nothing to do.
-        self._idle: dict[str, tuple[int, float]] = {}
+        # Revision of each tenant's record when the last pass had nothing to do.
+        self._idle: dict[str, int] = {}
+        # Time of the last passes for such tenants: of incomplete rotations, and of all others.
+        self._swept: dict[bool, float] = {}
 
     async def prepare(self, tenant: str, number: int) -> None:
         """Make the key that follows a tenant's key `number`; idempotent, also after the end.
@@ -218,21 +228,29 @@ class TenantKeyRotation:
     async def _due(self) -> dict[str, _Pass]:
         """Return the tenants that all volumes have to be looked at for.
 
-        They have former keys. A tenant without a rotation in progress is due once after each change
-        of its record, such as the deletion of a volume, but not more often than `SWEEP_SECONDS`.
+        They have former keys. Tenants without a rotation in progress are due together, each once
+        after a change of its record, such as the deletion of a volume, but not more often than
+        `SWEEP_SECONDS`, those with an incomplete one `INCOMPLETE_SECONDS`.
         """
-        now = asyncio.get_running_loop().time()
+        names = {stored.record.tenant async for stored in self._former()}
+        self._idle = {name: idle for name, idle in self._idle.items() if name in names}
+        if not names:
+            return {}
         due: dict[str, _Pass] = {}
-        tenants = {stored.record.tenant async for stored in self._former()}
-        for name in sorted(tenants):
-            tenant = await self._registry.tenants.get(name)
-            if tenant is None:
+        now, swept = asyncio.get_running_loop().time(), dict(self._swept)
+        async for tenant in _all(self._registry.tenants):
+            name, stage = tenant.name, tenant.record.key_stage
+            if name not in names:
                 continue
-            revision, since = self._idle.get(name, (0, -SWEEP_SECONDS))
-            is_changed = tenant.revision != revision and now - since >= SWEEP_SECONDS
-            if tenant.record.key_stage in _WORKING or is_changed or name not in self._idle:
+            is_due = stage in _WORKING or name not in self._idle
+            if not is_due and tenant.revision != self._idle[name]:
+                is_incomplete = stage == TenantKeyStage.INCOMPLETE
+                seconds = INCOMPLETE_SECONDS if is_incomplete else SWEEP_SECONDS
+                is_due = now - swept.get(is_incomplete, -seconds) >= seconds
+                if is_due:
+                    self._swept[is_incomplete] = now
+            if is_due:
                 due[name] = _Pass(tenant)
-        self._idle = {name: idle for name, idle in self._idle.items() if name in tenants}
         return due
 
     async def _go_through(self, passes: Mapping[str, _Pass]) -> None:
@@ -314,8 +332,7 @@ class TenantKeyRotation:
         if after != each.stage:
             await self._end_stage(each, after)
         elif not deleted:
-            now = asyncio.get_running_loop().time()
-            self._idle[name] = (each.tenant.revision, now)
+            self._idle[name] = each.tenant.revision
             return
         self._idle.pop(name, None)
 
@@ -418,25 +435,14 @@ class TenantKeyRotation:
 
     async def _volumes(self) -> AsyncIterator[Stored[VolumeRecord]]:
         """Yield all live volumes of all tenants."""
-        has_more, after = True, ""
-        while has_more:
-            page, has_more = await self._registry.volumes.page(after=after, limit=PAGE_ENTRIES_MAX)
-            for stored in page:
-                if not stored.record.is_deleted:
-                    yield stored
-            after = page[-1].name if page else after
+        async for stored in _all(self._registry.volumes):
+            if not stored.record.is_deleted:
+                yield stored
 
-    async def _former(self, tenant: str = "") -> AsyncIterator[Stored[TenantKeyRecord]]:
+    def _former(self, tenant: str = "") -> AsyncIterator[Stored[TenantKeyRecord]]:
         """Yield the former keys of a tenant, or of all."""
         within = TenantKeyRecord.of(tenant) if tenant else ""
-        has_more, after = True, ""
-        while has_more:
-            page, has_more = await self._registry.tenant_keys.page(
-                within=within, after=after, limit=PAGE_ENTRIES_MAX
-            )
-            for stored in page:
-                yield stored
-            after = page[-1].name if page else after
+        return _all(self._registry.tenant_keys, within=within)
 
     async def _note(
         self, kind: str, outcome: Literal["granted", "done"], tenant: str, number: int
@@ -449,6 +455,16 @@ class TenantKeyRotation:
             number=number,
         )
         get_logger().info(kind.replace(".", "_"), outcome=outcome, tenant=tenant, number=number)
+
+
+async def _all(table: Table[R], *, within: str = "") -> AsyncIterator[Stored[R]]:
+    """Yield the records of a table, by pages."""
+    has_more, after = True, ""
+    while has_more:
+        page, has_more = await table.page(within=within, after=after, limit=PAGE_ENTRIES_MAX)
+        for stored in page:
+            yield stored
+        after = page[-1].name if page else after
 
 
 def _check_number(record: TenantRecord, tenant: str, number: int) -> None:
@@ -478,6 +494,7 @@ def _progress(
     failure: str,
 ) -> TenantKeyProgress:
     number = tenant.record.key_number
+    exhausted = [volume.volume_id for volume in volumes if _is_exhausted(volume, number)]
     return TenantKeyProgress(
         tenant=tenant.name,
         number=number,
@@ -485,7 +502,8 @@ def _progress(
         volumes=len(volumes),
         ready=sum(volume.next_tenant_key == number for volume in volumes),
         rotated=sum(volume.present_tenant_key == number for volume in volumes),
-        exhausted=tuple(volume.volume_id for volume in volumes if _is_exhausted(volume, number)),
+        exhausted_volumes=len(exhausted),
+        exhausted=tuple(exhausted[:EXHAUSTED_SHOWN]),
         former=tuple(former),
         failure=failure,
     )

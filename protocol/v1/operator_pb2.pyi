@@ -275,6 +275,7 @@ class TenantKey(message.Message):
     VOLUMES_FIELD_NUMBER: builtins.int
     READY_FIELD_NUMBER: builtins.int
     ROTATED_FIELD_NUMBER: builtins.int
+    EXHAUSTED_VOLUMES_FIELD_NUMBER: builtins.int
     EXHAUSTED_VOLUME_IDS_FIELD_NUMBER: builtins.int
     FORMER_NUMBERS_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
@@ -289,11 +290,13 @@ class TenantKey(message.Message):
     """of these: the next key epoch derives from the present key"""
     rotated: builtins.int
     """of these: the present key epoch does"""
+    exhausted_volumes: builtins.int
+    """of these: not rotated, and no key epochs left"""
     failure: builtins.str
     """why the answering broker could not go on; empty: nothing"""
     @builtins.property
     def exhausted_volume_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """not rotated, and have no key epochs left"""
+        """the first 100 of them"""
 
     @builtins.property
     def former_numbers(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -308,13 +311,14 @@ class TenantKey(message.Message):
         volumes: builtins.int = ...,
         ready: builtins.int = ...,
         rotated: builtins.int = ...,
+        exhausted_volumes: builtins.int = ...,
         exhausted_volume_ids: abc.Iterable[builtins.str] | None = ...,
         former_numbers: abc.Iterable[builtins.int] | None = ...,
         failure: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["exhausted_volume_ids", b"exhausted_volume_ids", "failure", b"failure", "former_numbers", b"former_numbers", "number", b"number", "ready", b"ready", "rotated", b"rotated", "stage", b"stage", "tenant", b"tenant", "volumes", b"volumes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["exhausted_volume_ids", b"exhausted_volume_ids", "exhausted_volumes", b"exhausted_volumes", "failure", b"failure", "former_numbers", b"former_numbers", "number", b"number", "ready", b"ready", "rotated", b"rotated", "stage", b"stage", "tenant", b"tenant", "volumes", b"volumes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

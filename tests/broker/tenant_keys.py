@@ -2,7 +2,10 @@
 
 import uuid
 
+import pytest
+
 from brokers import MemoryAudit, tenant_key_rotation_of
+from sealane.daemon.broker import tenant_key_rotation
 from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.tenant_key_rotation import TenantKeyRotation
@@ -62,6 +65,12 @@ async def rotated(registry: Registry, number: int = 0, *, tenant: str = TENANT) 
 def rotation_of(registry: Registry) -> tuple[TenantKeyRotation, MemoryAudit]:
     audit = MemoryAudit()
     return tenant_key_rotation_of(registry, audit=audit), audit
+
+
+def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have brokers look at all volumes after every change of a tenant."""
+    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    monkeypatch.setattr(tenant_key_rotation, "INCOMPLETE_SECONDS", 0.0)
 
 
 async def check_end(registry: Registry) -> None:

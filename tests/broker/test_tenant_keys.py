@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from broker.tenant_keys import (
     change,
     former,
     key,
+    look_always,
     register,
     rotated,
     rotation_of,
@@ -39,7 +41,11 @@ from sealane.daemon.broker.records import Tables, TenantKeyUse
 from sealane.daemon.broker.registry import TENANT_PURPOSE, Registry
 from sealane.daemon.broker.store.contract import Entry
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.broker.tenant_key_rotation import SWEEP_SECONDS, TenantKeyRotation
+from sealane.daemon.broker.tenant_key_rotation import (
+    INCOMPLETE_SECONDS,
+    SWEEP_SECONDS,
+    TenantKeyRotation,
+)
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.kinds import TenantKeyStage
 from sealane.protocol.v1 import operator_pb2
@@ -217,7 +223,7 @@ async def test_unknown_tenant_is_refused(registry: Registry, name: str) -> None:
 async def test_volume_without_epochs_left_stops_nobody_and_the_rotation_is_incomplete(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    look_always(monkeypatch)
     worn = uuid.UUID(int=2)
     await change(registry, 2, key_epoch=KEY_EPOCHS_MAX)
     sealed = Sealed()
@@ -300,7 +306,7 @@ async def test_earlier_failure_is_not_shown_to_who_asks_for_another_attempt(
 async def test_former_key_is_deleted_when_no_volume_needs_it(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    look_always(monkeypatch)
     await rotated(registry)
     await register(registry, 4)
     await rotated(registry, 1)
@@ -353,32 +359,55 @@ async def test_rotation_of_a_tenant_without_volumes_ends_and_deletes_the_former_
     assert (shown.number, shown.stage) == (1, None)
 
 
+@pytest.mark.parametrize(
+    ("is_incomplete", "seconds"), [(False, SWEEP_SECONDS), (True, INCOMPLETE_SECONDS)]
+)
 async def test_all_volumes_are_looked_at_only_after_a_change_and_not_too_often(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, is_incomplete: bool, seconds: float
 ) -> None:
+    if is_incomplete:
+        await change(registry, 3, key_epoch=KEY_EPOCHS_MAX)
     await rotated(registry)
+    await rotated(registry, tenant="other")
     rotation = tenant_key_rotation_of(registry)
-    passes = 0
+    looked_for: list[set[str]] = []
     go_through = rotation._go_through
 
-    async def counted(due: object) -> None:
-        nonlocal passes
-        passes += 1
-        await go_through(due)  # type: ignore[arg-type]
+    async def noted(due: Mapping[str, Any]) -> None:
+        looked_for.append(set(due))
+        await go_through(due)
 
-    monkeypatch.setattr(rotation, "_go_through", counted)
+    monkeypatch.setattr(rotation, "_go_through", noted)
+    loop = asyncio.get_running_loop()
+    now = float(int(loop.time()))
+    monkeypatch.setattr(loop, "time", lambda: now)
     for _ in range(3):
         await rotation.proceed()
-    assert passes == 1
-    await registry.unregister(uuid.UUID(int=1))
+    assert looked_for == [{TENANT, "other"}]
+    for number in (1, 2):
+        await registry.unregister(uuid.UUID(int=number))
+        await rotation.proceed()
+        await rotation.proceed()
+    assert looked_for == [{TENANT, "other"}, {TENANT}]
+    monkeypatch.setattr(loop, "time", lambda: now + seconds - 1)
     await rotation.proceed()
-    assert passes == 1
-    loop = asyncio.get_running_loop()
-    now = loop.time()
-    monkeypatch.setattr(loop, "time", lambda: now + SWEEP_SECONDS)
+    assert len(looked_for) == 2
+    monkeypatch.setattr(loop, "time", lambda: now + seconds)
     for _ in range(2):
         await rotation.proceed()
-    assert passes == 2
+    assert looked_for[2:] == [{TENANT}]
+
+
+async def test_many_exhausted_volumes_are_counted_and_the_first_ones_named(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_key_rotation, "EXHAUSTED_SHOWN", 2)
+    for number in (1, 2, 3):
+        await change(registry, number, key_epoch=KEY_EPOCHS_MAX)
+    await rotated(registry)
+    shown = await tenant_key_rotation_of(registry).progress(TENANT)
+    assert shown.exhausted_volumes == 3
+    assert shown.exhausted == (uuid.UUID(int=1), uuid.UUID(int=2))
 
 
 async def test_wrapped_key_is_bound_to_its_number(registry: Registry) -> None:

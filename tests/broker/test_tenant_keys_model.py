@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, check_end, register
+from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, check_end, look_always, register
 from broker.test_rewrapping_model import Stopping
 from brokers import Count, start_broker, tenant_key_rotation_of
 from sealane.crypto.keys import WrappingKey
@@ -210,7 +210,7 @@ async def test_every_order_keeps_the_keys_of_sealed_sectors(
     crashes: bool,
 ) -> None:
     monkeypatch.setattr(tenant_key_rotation, "BATCH_RECORDS", 2)
-    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    look_always(monkeypatch)
     steps = 0
     while True:
         path = tmp_path / f"{steps}.sqlite"
@@ -417,7 +417,7 @@ async def live(registry: Registry) -> dict[uuid.UUID, VolumeRecord]:
 async def test_restored_store_opens_what_was_sealed_under_keys_that_its_snapshot_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    look_always(monkeypatch)
     print("SEALANE_SEED =", SEED)
     site = Site(tmp_path, random.Random(SEED * 1000 + seed))
     await play(site)
@@ -435,7 +435,7 @@ async def play(site: Site) -> None:
 async def test_model_finds_what_a_snapshot_from_before_the_preparation_loses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenant_key_rotation, "SWEEP_SECONDS", 0.0)
+    look_always(monkeypatch)
     for seed in range(12):
         directory = tmp_path / f"{seed}"
         await asyncio.to_thread(directory.mkdir)

@@ -152,7 +152,40 @@ async def test_volume_without_epochs_left_is_named_and_the_wait_fails(operator: 
         await operator.run(key_rotate_tenant)
     assert caught.value.reason == "broker.tenant_key.incomplete"
     assert str(uuid.UUID(int=2)) in str(caught.value)
-    assert f"no key epochs left for {uuid.UUID(int=2)}" in await operator.run(key_status)
+    shown = await operator.run(key_status)
+    assert f"no key epochs left for 1 volumes, {uuid.UUID(int=2)}\n" in shown.replace(";", "\n")
+
+
+async def test_of_many_volumes_without_epochs_left_a_few_are_named(operator: Operator) -> None:
+    for number in range(1, 7):
+        if number > 2:
+            await register(operator.registry, number)
+        await change(operator.registry, number, key_epoch=KEY_EPOCHS_MAX)
+    await operator.run(key_prepare_tenant)
+    with pytest.raises(UnavailableError) as caught:
+        await operator.run(key_rotate_tenant)
+    assert "6 volumes of tenant" in str(caught.value)
+    assert str(caught.value).count("00000000-") == 4
+    assert "…" in str(caught.value)
+    data = json.loads(await operator.run(key_status, "json"))
+    [listed] = data["tenant_keys"]
+    assert (listed["exhausted_volumes"], len(listed["exhausted_volume_ids"])) == (6, 6)
+
+
+async def test_wait_asks_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    answers = iter(range(6, -1, -1))
+
+    async def ask() -> int:
+        return next(answers)
+
+    assert await waiting.ended(next(answers), lambda left: str(left or ""), ask) == 0
+    assert slept == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("run", [key_prepare_tenant, key_rotate_tenant])
