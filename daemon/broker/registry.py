@@ -197,8 +197,8 @@ class Registry(Tables):
             "try again",
         )
 
-    async def tenant_key(self, tenant: str, number: int | None = None) -> bytearray:
-        """Return the tenant's key k_s of a number, the present one by default; the caller wipes it.
+    async def tenant_key(self, tenant: str, number: int) -> bytearray:
+        """Return the tenant's key k_s of a number; the caller wipes it.
 
         The first one is created at its first use. VerificationError `broker.store.malformed`: the
         store has no key of that number.
@@ -216,14 +216,13 @@ class Registry(Tables):
             return await self.tenants.get(tenant)
 
         present = (await self.settle(attempt)).record
-        wanted = present.key_number if number is None else number
         record: TenantRecord | TenantKeyRecord = present
-        if wanted != present.key_number:
-            former = await self.tenant_keys.get(tenant_key_name(tenant, wanted))
+        if number != present.key_number:
+            former = await self.tenant_keys.get(tenant_key_name(tenant, number))
             if former is None:
                 raise VerificationError(
                     "broker.store.malformed",
-                    f"the store has no key {wanted} of tenant {tenant}; its present one is "
+                    f"the store has no key {number} of tenant {tenant}; its present one is "
                     f"{present.key_number}",
                 )
             record = former.record
@@ -231,7 +230,7 @@ class Registry(Tables):
             record.wrapped_key,
             key_id=record.key_id,
             purpose=TENANT_PURPOSE,
-            owner=tenant_key_owner(tenant, wanted),
+            owner=tenant_key_owner(tenant, number),
         )
         return key
 

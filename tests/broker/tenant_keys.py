@@ -112,3 +112,4 @@ class Sealed:
                     self.keys.setdefault(name, found)
                     self.numbers.setdefault(name, record.present_tenant_key)
                 assert self.keys.get(name, found) == found, f"{name} can't be opened"
+        assert len({*self.keys.values()}) == len(self.keys), "two key epochs have the same key"

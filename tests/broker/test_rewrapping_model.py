@@ -30,6 +30,9 @@ pytestmark = pytest.mark.slow
 
 Act = Callable[[Registry], Awaitable[Any]]
 
+UNUSED = "t5"
+"""A tenant without volumes."""
+
 
 class Stopping:
     """A broker's view of a store: at one of its steps something else happens first."""
@@ -101,12 +104,22 @@ async def rotate(registry: Registry) -> None:
 
 
 async def new_tenant(registry: Registry) -> None:
-    await registry.tenant_key("t4")
+    await registry.tenant_key("t4", 0)
 
 
 async def replace_tenant_key(registry: Registry) -> None:
     """Make a tenant's next key; the one before moves to another record."""
     await tenant_key_rotation_of(registry).prepare("t1", 0)
+
+
+async def delete_tenant_key(registry: Registry) -> None:
+    """End the rotation of a tenant's key, and delete the one before, which no volume needs."""
+    rotation = tenant_key_rotation_of(registry)
+    await rotation.proceed()
+    await rotation.rotate(UNUSED, 1)
+    await rotation.proceed()
+    shown = await rotation.progress(UNUSED)
+    assert (shown.stage, shown.former) == (None, ())
 
 
 async def new_volume(registry: Registry) -> None:
@@ -179,6 +192,9 @@ async def run(
     _, _, made = await start_broker(Stopping(store), starts=Count(), heads=Count(), kek=OLD)
     await fill(made)
     before = await secrets_of(made)
+    if delete_tenant_key in {first, second}:
+        await made.tenant_key(UNUSED, 0)
+        await tenant_key_rotation_of(made).prepare(UNUSED, 0)
     await rewrapping_of(made).announce([WrappingKey(OLD), WrappingKey(NEW)])
     await made.close()
     views = [Stopping(store), Stopping(store)]
@@ -231,6 +247,8 @@ async def run(
         (rotate, new_tenant),
         (rotate, replace_tenant_key),
         (rotate, change_tenant),
+        (rotate, delete_tenant_key),
+        (delete_tenant_key, rotate),
         (new_tenant, rotate),
         (replace_tenant_key, rotate),
         (new_volume, rotate),
@@ -274,7 +292,7 @@ async def test_key_that_moves_to_another_record_is_met_by_a_pass(tmp_path: Path)
 async def _moves_beside(path: Path, *, stop_at: int) -> bool:
     store = SqliteStore(path)
     _, _, made = await start_broker(Stopping(store), starts=Count(), heads=Count(), kek=OLD)
-    before = bytes(await made.tenant_key("t1"))
+    before = bytes(await made.tenant_key("t1", 0))
     await rewrapping_of(made).announce([WrappingKey(OLD), WrappingKey(NEW)])
     await made.close()
     views = [Stopping(store), Stopping(store)]

@@ -79,7 +79,7 @@ async def test_new_epochs_have_another_key_and_sealed_sectors_keep_theirs(
     monkeypatch.setattr(tenant_key_rotation, "BATCH_RECORDS", 2)
     sealed = Sealed()
     await sealed.seal(registry)
-    old = bytes(await registry.tenant_key(TENANT))
+    old = bytes(await registry.tenant_key(TENANT, 0))
     rotation, audit = rotation_of(registry)
     await rotation.prepare(TENANT, 0)
     assert (await rotation.progress(TENANT)).stage == TenantKeyStage.PREPARING
@@ -94,7 +94,7 @@ async def test_new_epochs_have_another_key_and_sealed_sectors_keep_theirs(
     await rotation.proceed()
     shown = await rotation.progress(TENANT)
     assert (shown.number, shown.stage, shown.rotated, shown.former) == (1, None, 3, (0,))
-    assert await registry.tenant_key(TENANT) != old
+    assert await registry.tenant_key(TENANT, 1) != old
     for number in (1, 2, 3):
         assert (await volume(registry, number)).key_epoch == 2
         derived = derive_volume_key(old, volume_id=uuid.UUID(int=number), key_epoch=2)
@@ -173,9 +173,9 @@ async def test_nothing_is_written_that_earlier_versions_do_not_know(registry: Re
 async def test_preparation_names_the_key_that_it_replaces(registry: Registry) -> None:
     rotation, audit = rotation_of(registry)
     await rotation.prepare(TENANT, 0)
-    made = bytes(await registry.tenant_key(TENANT))
+    made = bytes(await registry.tenant_key(TENANT, 1))
     await rotation.prepare(TENANT, 0)
-    assert await registry.tenant_key(TENANT) == made
+    assert await registry.tenant_key(TENANT, 1) == made
     for number in (1, 2):
         with pytest.raises(UsageError) as caught:
             await rotation.prepare(TENANT, number)
@@ -420,7 +420,7 @@ async def test_wrapped_key_is_bound_to_its_number(registry: Registry) -> None:
     forged = after.record.model_copy(update={"wrapped_key": before.record.wrapped_key})
     await registry.commit((), registry.tenants.sealed(TENANT, forged))
     with pytest.raises(VerificationError) as caught:
-        await registry.tenant_key(TENANT)
+        await registry.tenant_key(TENANT, 1)
     assert caught.value.reason == "key.wrap.invalid"
 
 
