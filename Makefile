@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .make
 NATIVE_SOURCES := $(shell find native \( -path native/target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
+WORKSPACES := native native/fuzz benchmarks/freshness benchmarks/kernels benchmarks/sessions
 export PYTHONSAFEPATH := 1
 # Compiled modules are kept: tests start hundreds of daemons, and each would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
@@ -390,7 +391,7 @@ lint: build ## formatting, types, layers, clippy, for aarch64 as well if its too
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	for workspace in native native/fuzz; do (cd $$workspace && cargo fmt --check && \
+	for workspace in $(WORKSPACES); do (cd $$workspace && cargo fmt --check && \
 	  CARGO_TARGET_DIR=$(CURDIR)/native/target cargo clippy --locked --all-targets -- -D warnings) || exit 1; done
 	! $(SHELL) tools/require-cross aarch64 || \
 	  (cd native && cargo clippy --locked --all-targets --target aarch64-unknown-linux-gnu -- -D warnings)
@@ -398,7 +399,7 @@ lint: build ## formatting, types, layers, clippy, for aarch64 as well if its too
 .PHONY: format
 format: build ## format Python and Rust
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
-	cd native && cargo fmt
+	for workspace in $(WORKSPACES); do (cd $$workspace && cargo fmt) || exit 1; done
 
 .PHONY: clean
 clean: ## remove everything that make created

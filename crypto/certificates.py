@@ -43,6 +43,8 @@ _DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
 _DESCRIPTORS_KEPT: Final = 16384
 """Descriptors whose signatures are remembered, with some 0.5 KiB each: as many as a tenant has
 at most. A list of more finds none of them, as each pushes out the one that comes next."""
+_CERTIFICATES_KEPT: Final = 1024
+"""Certificates whose checks are remembered, with some 2 KiB each."""
 _AUTHORIZATION_DOMAIN: Final = b"sealane peer authorization v1\0"
 
 
@@ -318,6 +320,11 @@ def verify_verifier(
     Raises VerificationError: `certificate.issuer`, `certificate.expired`, `certificate.profile`.
     """
     _check_issued(certificate, anchor=anchor, now=now)
+    return _verifier_key(certificate)
+
+
+@lru_cache(maxsize=_CERTIFICATES_KEPT)
+def _verifier_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
     malformed = VerificationError(
         "certificate.profile", "the certificate does not have the profile of a Sealane verifier"
     )
@@ -340,12 +347,7 @@ def verify_verifier(
 
 
 def _check_issued(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.datetime) -> None:
-    try:
-        leaf.verify_directly_issued_by(anchor)
-    except (ValueError, TypeError, InvalidSignature) as error:
-        raise VerificationError(
-            "certificate.issuer", "the certificate was not issued by this broker"
-        ) from error
+    _check_issuer(leaf, anchor)
     if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
         raise VerificationError(
             "certificate.expired",
@@ -354,6 +356,19 @@ def _check_issued(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.d
         )
 
 
+# Each call checks its caller's and its verifier's certificates. Neither the signature nor the
+# content of one can change, and only successes are remembered.
+@lru_cache(maxsize=_CERTIFICATES_KEPT)
+def _check_issuer(leaf: x509.Certificate, anchor: x509.Certificate) -> None:
+    try:
+        leaf.verify_directly_issued_by(anchor)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise VerificationError(
+            "certificate.issuer", "the certificate was not issued by this broker"
+        ) from error
+
+
+@lru_cache(maxsize=_CERTIFICATES_KEPT)
 def _parse_subject(leaf: x509.Certificate) -> Subject:
     malformed = VerificationError(
         "certificate.profile", "the certificate does not have the profile of a Sealane node"

@@ -99,19 +99,19 @@ class Catalogue:
 
     def scan(self) -> Found:
         """Check all files. Changes nothing."""
-        names = sorted(entry.name for entry in self._directory.iterdir())
+        names = {entry.name for entry in self._directory.iterdir()}
         volumes: list[tuple[uuid.UUID, bytes]] = []
         unfinished: list[uuid.UUID] = []
         replacements: list[tuple[uuid.UUID, bytes]] = []
         strays: list[tuple[str, str]] = []
-        for name in names:
+        for name in sorted(names):
             stem, dot, rest = name.partition(".")
             volume_id, suffix = _volume_id(stem), dot + rest
             if name in DEVICE_FILES or (volume_id is not None and suffix in _JOBS | _DRAFTS):
                 continue
             if volume_id is None or suffix not in _SUFFIXES:
                 strays.append((name, "not a file of a volume"))
-            elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & {*names}:
+            elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & names:
                 strays.append((name, "a store without a descriptor"))
             elif suffix == _NEXT and stem + _FINISHED not in names:
                 strays.append((name, "a replacement descriptor without a volume"))

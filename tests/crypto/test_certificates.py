@@ -62,6 +62,20 @@ def test_leaf_out_of_its_time_is_refused(
     assert caught.value.reason == "certificate.expired"
 
 
+def test_leaf_that_was_verified_before_expires_and_is_of_one_authority(
+    authority: CertificateAuthority,
+) -> None:
+    other = CertificateAuthority.create(broker="b", now=NOW)
+    leaf = authority.issue(SUBJECT, _key().public_key(), now=NOW)
+    assert verify_leaf(leaf, anchor=authority.certificate, now=NOW) == SUBJECT
+    with pytest.raises(VerificationError, match="valid from") as caught:
+        verify_leaf(leaf, anchor=authority.certificate, now=NOW + LIFETIME)
+    assert caught.value.reason == "certificate.expired"
+    with pytest.raises(VerificationError) as caught:
+        verify_leaf(leaf, anchor=other.certificate, now=NOW)
+    assert caught.value.reason == "certificate.issuer"
+
+
 def test_leaf_of_another_authority_is_refused(authority: CertificateAuthority) -> None:
     other = CertificateAuthority.create(broker="b", now=NOW)
     leaf = other.issue(SUBJECT, _key().public_key(), now=NOW)

@@ -65,14 +65,9 @@ impl Shared {
 
     fn write(&self, lba: u64, block: &[u8]) {
         if lba < self.own {
-            self.pages
-                .lock()
-                .expect("pages")
-                .insert(lba, block[..DATA_BYTES].to_vec());
+            self.pages.lock().expect("pages").insert(lba, block[..DATA_BYTES].to_vec());
         } else if self.keeps {
-            let kept = block
-                .last_chunk()
-                .expect("a block is longer than its metadata");
+            let kept = block.last_chunk().expect("a block is longer than its metadata");
             self.metadata.lock().expect("metadata").insert(lba, *kept);
         }
     }
@@ -104,30 +99,18 @@ impl StoreChannel for Channel {
         match &mut request {
             StoreRequest::Read { lba, buffer } => {
                 let blocks = buffer.chunks_exact_mut(BLOCK_BYTES);
-                shared
-                    .read
-                    .fetch_add(blocks.len() as u64, Ordering::Relaxed);
-                (*lba..)
-                    .zip(blocks)
-                    .for_each(|(lba, block)| shared.read(lba, block));
+                shared.read.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+                (*lba..).zip(blocks).for_each(|(lba, block)| shared.read(lba, block));
             }
             StoreRequest::Write { lba, buffer, .. } => {
                 let blocks = buffer.chunks_exact(BLOCK_BYTES);
-                shared
-                    .written
-                    .fetch_add(blocks.len() as u64, Ordering::Relaxed);
-                (*lba..)
-                    .zip(blocks)
-                    .for_each(|(lba, block)| shared.write(lba, block));
+                shared.written.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+                (*lba..).zip(blocks).for_each(|(lba, block)| shared.write(lba, block));
             }
             StoreRequest::Flush | StoreRequest::Deallocate { .. } => {}
         }
         let buffer = request.into_buffer();
-        done.push(StoreDone {
-            ticket,
-            result: Ok(()),
-            buffer,
-        });
+        done.push(StoreDone { ticket, result: Ok(()), buffer });
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {

@@ -63,40 +63,21 @@ impl Pair {
         let (mut plain, mut fresh) = (Load::new(&Drive::new(BLOCKS), 1), Load::new(&store, 1));
         plain.fill(BLOCKS);
         fresh.fill(BLOCKS);
-        Self {
-            plain,
-            fresh,
-            store,
-            raw,
-        }
+        Self { plain, fresh, store, raw }
     }
 
     /// Closes the fresh store and opens it again.
     fn restart(self) -> Self {
-        let Self {
-            plain,
-            fresh,
-            store,
-            raw,
-        } = self;
+        let Self { plain, fresh, store, raw } = self;
         drop((fresh, store));
         let store = InPlaceStore::open(Box::new(raw.clone()), &Trust::default()).expect("store");
         let fresh = Load::new(&store, 1);
-        Self {
-            plain,
-            fresh,
-            store,
-            raw,
-        }
+        Self { plain, fresh, store, raw }
     }
 
     /// Gives a fast-path MAC to every sector without a pending change.
     fn refresh(&self) {
-        let mut upkeep = self
-            .store
-            .upkeep()
-            .expect("upkeep")
-            .expect("a store in place has some");
+        let mut upkeep = self.store.upkeep().expect("upkeep").expect("a store in place has some");
         let (mut report, mut lba) = (Default::default(), 0);
         while let Some(piece) = upkeep.next_piece(lba) {
             lba = piece.end;
@@ -106,12 +87,7 @@ impl Pair {
 
     fn compare(&mut self, what: &str, is_write: bool, milliseconds: u64) {
         let flush_every = if is_write { 1024 } else { 0 };
-        let pattern = Pattern {
-            is_write,
-            span: BLOCKS,
-            depth: 32,
-            flush_every,
-        };
+        let pattern = Pattern { is_write, span: BLOCKS, depth: 32, flush_every };
         let until = Until::Elapsed(Duration::from_millis(milliseconds));
         let rate = |outcome: &Outcome| outcome.operations as f64 / outcome.seconds;
         let plain = rate(&self.plain.run(pattern, until));
@@ -126,12 +102,7 @@ impl Pair {
 
 /// Returns writes per second if each one also reads and writes a leaf page.
 fn three_operations(load: &mut Load, until: Until) -> f64 {
-    let pattern = Pattern {
-        is_write: false,
-        span: BLOCKS,
-        depth: 32,
-        flush_every: 0,
-    };
+    let pattern = Pattern { is_write: false, span: BLOCKS, depth: 32, flush_every: 0 };
     let outcome = load.run_each(pattern, until, &[false, true, true]);
     outcome.operations as f64 / outcome.seconds / 3.0
 }
@@ -155,12 +126,7 @@ pub fn latencies(rounds: u64, milliseconds: u64) {
     let until = Until::Elapsed(Duration::from_millis(milliseconds));
     for _ in 0..rounds {
         for depth in WRITERS {
-            let pattern = Pattern {
-                is_write: true,
-                span: BLOCKS,
-                depth,
-                flush_every: 0,
-            };
+            let pattern = Pattern { is_write: true, span: BLOCKS, depth, flush_every: 0 };
             for (what, load) in [("plain", &mut pair.plain), ("fresh", &mut pair.fresh)] {
                 let latencies = load.run(pattern, until).latencies;
                 print(

@@ -70,10 +70,7 @@ impl Load {
     }
 
     fn buffer(&mut self, is_write: bool) -> Vec<u8> {
-        let mut buffer = self
-            .buffers
-            .pop()
-            .unwrap_or_else(|| vec![0; self.block_bytes]);
+        let mut buffer = self.buffers.pop().unwrap_or_else(|| vec![0; self.block_bytes]);
         if is_write && self.block_bytes == BLOCK_BYTES {
             self.number += 1;
             let metadata = &mut buffer[BLOCK_BYTES - 64..];
@@ -89,14 +86,8 @@ impl Load {
         for lbas in lbas.chunks(depth) {
             for lba in lbas {
                 let buffer = self.buffer(true);
-                self.channel.submit(
-                    *lba,
-                    StoreRequest::Write {
-                        lba: *lba,
-                        buffer,
-                        durable: false,
-                    },
-                );
+                self.channel
+                    .submit(*lba, StoreRequest::Write { lba: *lba, buffer, durable: false });
             }
             self.wait_for(lbas.len());
             let buffers = self.done.drain(..).map(|done| {
@@ -124,18 +115,9 @@ impl Load {
         for first in (0..span).step_by(32) {
             let count = 32.min(span - first);
             let buffer = (0..count).flat_map(|_| self.buffer(true)).collect();
-            self.channel.submit(
-                0,
-                StoreRequest::Write {
-                    lba: first,
-                    buffer,
-                    durable: false,
-                },
-            );
+            self.channel.submit(0, StoreRequest::Write { lba: first, buffer, durable: false });
             self.wait_for(1);
-            self.done
-                .drain(..)
-                .for_each(|done| done.result.expect("fill"));
+            self.done.drain(..).for_each(|done| done.result.expect("fill"));
         }
         self.channel.submit(0, StoreRequest::Flush);
         self.wait_for(1);
@@ -148,10 +130,8 @@ impl Load {
             let due = self.channel.due();
             let left = due.map(|due| clock::timespec(due.saturating_sub(clock::now())));
             let fd = self.channel.as_fd();
-            let mut fds: Vec<_> = fd
-                .iter()
-                .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-                .collect();
+            let mut fds: Vec<_> =
+                fd.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
             poll(&mut fds, left.as_ref()).expect("poll");
             drop(fds);
             self.channel.poll(&mut self.done);
@@ -170,11 +150,7 @@ impl Load {
         let mut idle: Vec<usize> = (0..pattern.depth).collect();
         let mut turn = vec![0; pattern.depth];
         let (mut since_flush, mut is_flushing) = (0, false);
-        let (own, all, begun) = (
-            thread_time(),
-            crate::sample::processor_time(),
-            Instant::now(),
-        );
+        let (own, all, begun) = (thread_time(), crate::sample::processor_time(), Instant::now());
         loop {
             let is_over = match until {
                 Until::Elapsed(duration) => begun.elapsed() >= duration,
@@ -197,11 +173,7 @@ impl Load {
                 self.channel.submit(
                     slot as u64,
                     if is_write {
-                        StoreRequest::Write {
-                            lba,
-                            buffer,
-                            durable: false,
-                        }
+                        StoreRequest::Write { lba, buffer, durable: false }
                     } else {
                         StoreRequest::Read { lba, buffer }
                     },
@@ -220,9 +192,7 @@ impl Load {
                     continue;
                 }
                 let slot = done.ticket as usize;
-                outcome
-                    .latencies
-                    .push(busy[slot].1.elapsed().as_nanos() as u64);
+                outcome.latencies.push(busy[slot].1.elapsed().as_nanos() as u64);
                 busy[slot].0 = u64::MAX;
                 idle.push(slot);
                 outcome.operations += 1;

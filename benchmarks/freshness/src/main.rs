@@ -20,10 +20,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize, default: u64| {
-        arguments
-            .get(index)
-            .and_then(|value| value.parse().ok())
-            .unwrap_or(default)
+        arguments.get(index).and_then(|value| value.parse().ok()).unwrap_or(default)
     };
     match arguments.first().map(String::as_str) {
         Some("functions") => trees::functions(number(1, 31)),

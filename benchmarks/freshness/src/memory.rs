@@ -14,21 +14,13 @@ use sealane_proto::freshness::node::NodeKey;
 use crate::sample::{Random, print, resident_bytes};
 use crate::trees::node;
 
-const SIZES: [u64; 5] = [
-    1 << 30,
-    1 << 40,
-    3_840_000_000_000,
-    100_000_000_000_000,
-    1_000_000_000_000_000,
-];
+const SIZES: [u64; 5] =
+    [1 << 30, 1 << 40, 3_840_000_000_000, 100_000_000_000_000, 1_000_000_000_000_000];
 const BATCH: u64 = 65_536;
 
 /// Measures stores of up to `terabytes_max` terabytes.
 pub fn run(terabytes_max: u64) {
-    for bytes in SIZES
-        .into_iter()
-        .filter(|bytes| *bytes <= terabytes_max * 1_000_000_000_000)
-    {
+    for bytes in SIZES.into_iter().filter(|bytes| *bytes <= terabytes_max * 1_000_000_000_000) {
         let geometry = Geometry::in_place(bytes / 4096, Ivs::ENTRIES_PER_LEAF);
         let before = resident_bytes();
         let key = NodeKey::new(&Secret::take(&mut [7; 32]));
@@ -54,15 +46,9 @@ fn fill(leaves: &Leaves, leaf_count: u64) {
     for first in (0..leaf_count).step_by(BATCH as usize) {
         let written = |leaf| {
             let held = node(&mut random).map(|node| Held { node, copy: 0 });
-            Written {
-                leaf,
-                page: held.map(|held| (Arc::clone(&page), held)),
-                growth: 1,
-            }
+            Written { leaf, page: held.map(|held| (Arc::clone(&page), held)), growth: 1 }
         };
-        let batch: Vec<_> = (first..leaf_count.min(first + BATCH))
-            .map(written)
-            .collect();
+        let batch: Vec<_> = (first..leaf_count.min(first + BATCH)).map(written).collect();
         leaves.written(&batch, 1);
     }
 }

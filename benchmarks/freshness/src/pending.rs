@@ -32,22 +32,16 @@ pub fn run() {
                 found += u64::from(table.get(lba(&mut random)) != Known::Absent);
             }
             black_box(found);
-            (
-                name,
-                (processor_time() - busy).as_nanos() as f64 / LOOKS as f64,
-            )
+            (name, (processor_time() - busy).as_nanos() as f64 / LOOKS as f64)
         };
-        let hit = look("hit_nanos", &mut |random| {
-            present[random.below(present.len() as u64) as usize]
-        });
+        let hit =
+            look("hit_nanos", &mut |random| present[random.below(present.len() as u64) as usize]);
         let miss = look("miss_nanos", &mut |random| random.below(SECTORS));
         let busy = processor_time();
         let mut found = 0_u64;
         for _ in 0..LOOKS / 32 {
             let lba = random.below(SECTORS - 32);
-            table.get_run(lba..lba + 32, |_, known| {
-                found += u64::from(known != Known::Absent)
-            });
+            table.get_run(lba..lba + 32, |_, known| found += u64::from(known != Known::Absent));
         }
         black_box(found);
         let run = (processor_time() - busy).as_nanos() as f64 / (LOOKS / 32) as f64;

@@ -33,10 +33,7 @@ impl BlockFile for Pages {
     }
 
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
-        self.0
-            .lock()
-            .expect("pages")
-            .extend((page..).zip(pages.iter().copied()));
+        self.0.lock().expect("pages").extend((page..).zip(pages.iter().copied()));
         Ok(())
     }
 
@@ -48,11 +45,7 @@ impl BlockFile for Pages {
 /// Measures the time until the host has its answer, until a flush, and until the change is merged.
 pub fn run(rounds: u64) {
     let geometry = Geometry::in_place(BLOCKS, Ivs::ENTRIES_PER_LEAF);
-    let superblock = Superblock {
-        uuid: [1; 16],
-        seed: [2; 32],
-        geometry,
-    };
+    let superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry };
     let file = Arc::<Pages>::default();
     let map = Map::<Ivs>::create(file, &superblock, &Authority::Device, None).expect("store");
     let mut random = Random(7);
@@ -69,23 +62,13 @@ pub fn run(rounds: u64) {
         }
         map.merge().expect("merge");
         let begun = Instant::now();
-        assert!(
-            map.deallocate(0, BLOCKS).expect("deallocate"),
-            "there is room"
-        );
+        assert!(map.deallocate(0, BLOCKS).expect("deallocate"), "there is room");
         let answered = begun.elapsed();
         map.flush().expect("flush");
         let flushed = begun.elapsed();
         map.merge().expect("merge");
         let merged = begun.elapsed();
-        let figures = [
-            ("answered", answered),
-            ("flushed", flushed),
-            ("merged", merged),
-        ];
-        print(
-            "petabyte",
-            &figures.map(|(name, time)| (name, time.as_secs_f64())),
-        );
+        let figures = [("answered", answered), ("flushed", flushed), ("merged", merged)];
+        print("petabyte", &figures.map(|(name, time)| (name, time.as_secs_f64())));
     }
 }

@@ -45,9 +45,7 @@ pub fn run(steps: u64, reads: u64) {
         merge(&store, &mut load);
         // The order is independent of which sets are polluted.
         let mut random = Random(2);
-        let lbas: Vec<u64> = (0..reads)
-            .map(|_| random.below(SETS) * SET_SECTORS + READ)
-            .collect();
+        let lbas: Vec<u64> = (0..reads).map(|_| random.below(SETS) * SET_SECTORS + READ).collect();
         let before = device.counts()[0];
         let busy = processor_time();
         load.read(lbas.iter().copied());
@@ -70,11 +68,7 @@ pub fn run(steps: u64, reads: u64) {
 fn merge(store: &InPlaceStore, load: &mut Load) {
     let merges = || {
         let statistics = store.statistics();
-        statistics
-            .iter()
-            .find(|(name, _)| *name == "merges")
-            .expect("merges")
-            .1
+        statistics.iter().find(|(name, _)| *name == "merges").expect("merges").1
     };
     let before = merges();
     let filler = SETS * SET_SECTORS..(SETS + FILLER_SETS) * SET_SECTORS;
@@ -89,19 +83,12 @@ fn merge(store: &InPlaceStore, load: &mut Load) {
 
 /// Issues fast-path MACs, as the refresh job does.
 fn refresh(store: &InPlaceStore, lbas: &[u64]) {
-    let mut upkeep = store
-        .upkeep()
-        .expect("upkeep")
-        .expect("a store in place has some");
+    let mut upkeep = store.upkeep().expect("upkeep").expect("a store in place has some");
     let mut report = Default::default();
     for lba in lbas {
         upkeep.refresh(*lba..lba + 1, &mut report).expect("refresh");
     }
-    assert_eq!(
-        report.refreshed,
-        lbas.len() as u64,
-        "every sector has its MAC"
-    );
+    assert_eq!(report.refreshed, lbas.len() as u64, "every sector has its MAC");
 }
 
 /// Returns the device I/Os of the paper's scheme for reads of these sets: the sector; for a polluted set,

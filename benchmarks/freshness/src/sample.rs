@@ -27,10 +27,7 @@ pub fn processor_time() -> Duration {
 /// Returns the resident memory of the process in bytes.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/statm").expect("statm");
-    let pages = status
-        .split(' ')
-        .nth(1)
-        .and_then(|pages| pages.parse::<u64>().ok());
+    let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
     pages.expect("resident pages") * rustix::param::page_size() as u64
 }
 
@@ -43,7 +40,7 @@ impl Random {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (u128::from(mixed ^ (mixed >> 31)) * u128::from(bound) >> 64) as u64
+        ((u128::from(mixed ^ (mixed >> 31)) * u128::from(bound)) >> 64) as u64
     }
 }
 

@@ -49,12 +49,7 @@ pub fn run(rounds: u64, milliseconds: u64, directory: &Path) {
         for is_write in [false, true] {
             for (way, load) in WAYS.iter().zip(&mut loads) {
                 let flush_every = if is_write { 1024 } else { 0 };
-                let pattern = Pattern {
-                    is_write,
-                    span: BLOCKS,
-                    depth: 32,
-                    flush_every,
-                };
+                let pattern = Pattern { is_write, span: BLOCKS, depth: 32, flush_every };
                 let outcome =
                     load.run(pattern, Until::Elapsed(Duration::from_millis(milliseconds)));
                 let per = |seconds: f64| seconds * 1e6 / outcome.operations as f64;

@@ -41,10 +41,7 @@ pub fn hash_on_threads(subtrees: &mut [Subtree<'_>]) {
 pub fn functions(rounds: u64) {
     let key = key();
     let mut leaf = Leaf::void(3);
-    leaf.change::<Ivs>(
-        &key,
-        (0..340).map(|index| (index, Some([index as u8 | 1; 12]))),
-    );
+    leaf.change::<Ivs>(&key, (0..340).map(|index| (index, Some([index as u8 | 1; 12]))));
     let time = |name: &str, call: &mut dyn FnMut(u64)| {
         let start = processor_time();
         (0..CALLS).for_each(call);
@@ -66,9 +63,7 @@ pub fn functions(rounds: u64) {
                 black_box(key.changed_leaf_node(3, leaf.node(), leaf.page(), black_box(&after)));
             });
         }
-        time("single_update", &mut |_| {
-            tree.update(&[(12_345_678, node(&mut random))])
-        });
+        time("single_update", &mut |_| tree.update(&[(12_345_678, node(&mut random))]));
         time("look", &mut |_| {
             black_box(tree.node(black_box(12_345_678)));
         });
@@ -82,9 +77,7 @@ pub fn updates(rounds: u64, log_pool: u64) {
     let mut tree = Tree::new(key(), PETABYTE_LEAVES);
     let mut pool: Vec<u64> = Vec::new();
     if log_pool > 0 {
-        pool = (0..1 << log_pool)
-            .map(|_| random.below(PETABYTE_LEAVES))
-            .collect();
+        pool = (0..1 << log_pool).map(|_| random.below(PETABYTE_LEAVES)).collect();
         pool.sort_unstable();
         pool.dedup();
         let batch: Vec<_> = pool.iter().map(|leaf| (*leaf, node(&mut random))).collect();
@@ -101,10 +94,7 @@ pub fn updates(rounds: u64, log_pool: u64) {
             .collect();
         leaves.sort_unstable();
         leaves.dedup();
-        leaves
-            .into_iter()
-            .map(|leaf| (leaf, node(&mut random)))
-            .collect()
+        leaves.into_iter().map(|leaf| (leaf, node(&mut random))).collect()
     };
     for round in 0..rounds {
         for size in BATCHES {
@@ -127,21 +117,12 @@ pub fn updates(rounds: u64, log_pool: u64) {
             }
         }
     }
-    print(
-        "tree",
-        &[
-            ("bytes", tree.memory_bytes() as f64),
-            ("resident", resident_bytes() as f64),
-        ],
-    );
+    print("tree", &[("bytes", tree.memory_bytes() as f64), ("resident", resident_bytes() as f64)]);
     let start = Instant::now();
     let freed = tree.void(0..PETABYTE_LEAVES);
     let seconds = start.elapsed().as_secs_f64();
     drop(freed);
-    let figures = [
-        ("seconds", seconds),
-        ("seconds_with_freeing", start.elapsed().as_secs_f64()),
-    ];
+    let figures = [("seconds", seconds), ("seconds_with_freeing", start.elapsed().as_secs_f64())];
     print("void_petabyte", &figures);
 }
 

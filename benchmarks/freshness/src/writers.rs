@@ -59,10 +59,7 @@ fn measure(shared: &Shared, writers: u64, waits_for_root: bool) -> Vec<u64> {
             .collect();
         std::thread::sleep(Duration::from_secs_f64(SECONDS));
         shared.is_over.store(true, Ordering::Relaxed);
-        let times = writing
-            .into_iter()
-            .flat_map(|writer| writer.join().expect("writer"))
-            .collect();
+        let times = writing.into_iter().flat_map(|writer| writer.join().expect("writer")).collect();
         shared.is_wanted.notify_one();
         hasher.join().expect("hasher");
         times
@@ -119,14 +116,9 @@ fn merge(shared: &Shared) {
         let mut batch = Vec::new();
         let mut next = 0;
         while let Some(step) = taken.next_step(next, Ivs::ENTRIES_PER_LEAF, u64::MAX) {
-            let Step::Change { set, entries, .. } = step else {
-                unreachable!("nothing is void")
-            };
+            let Step::Change { set, entries, .. } = step else { unreachable!("nothing is void") };
             let leaf = &mut leaves[set as usize];
-            leaf.change::<Ivs>(
-                &key,
-                entries.into_iter().map(|(index, iv)| (index, Some(iv))),
-            );
+            leaf.change::<Ivs>(&key, entries.into_iter().map(|(index, iv)| (index, Some(iv))));
             batch.push((set, leaf.node()));
             next = set + 1;
         }

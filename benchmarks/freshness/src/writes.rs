@@ -31,11 +31,8 @@ pub fn run(gibibytes_max: u64, writes: u64) {
     while gibibytes <= gibibytes_max {
         let sectors = gibibytes << 18;
         let [reads, written] = in_place(sectors);
-        let mut figures = vec![
-            ("gibibytes", gibibytes as f64),
-            ("ours", reads + written),
-            ("ours_read", reads),
-        ];
+        let mut figures =
+            vec![("gibibytes", gibibytes as f64), ("ours", reads + written), ("ours_read", reads)];
         let names = ["paper_5000_pages", "paper_same_memory"];
         let paper = PAPER_CACHES.map(|pages| cached(sectors, writes, pages) as f64 / writes as f64);
         figures.extend(names.into_iter().zip(paper));
@@ -51,19 +48,10 @@ fn in_place(sectors: u64) -> [f64; 2] {
     let store = InPlaceStore::create(Box::new(device.clone()), SECTORS, &Trust::default());
     let store = store.expect("store");
     let mut load = Load::new(&store, 5);
-    let pattern = Pattern {
-        is_write: true,
-        span: sectors,
-        depth: 32,
-        flush_every: FLUSH_EVERY,
-    };
+    let pattern = Pattern { is_write: true, span: sectors, depth: 32, flush_every: FLUSH_EVERY };
     let merges = || {
         let statistics = store.statistics();
-        statistics
-            .iter()
-            .find(|(name, _)| *name == "merges")
-            .expect("merges")
-            .1
+        statistics.iter().find(|(name, _)| *name == "merges").expect("merges").1
     };
     let mut write_until = |wanted| {
         let mut writes = 0;

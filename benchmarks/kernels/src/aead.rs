@@ -23,12 +23,9 @@ pub fn nonce(number: u64) -> [u8; 12] {
 
 /// Measures sealing in place with a separate tag; GMAC is sealing of empty data.
 pub fn measure_all(rounds: u64) {
-    for (shape, data_bytes, aad_bytes) in [
-        ("1408 B", 1408, 32),
-        ("4096 B", 4096, 32),
-        ("8192 B", 8192, 32),
-        ("GMAC 4160 B", 0, 4160),
-    ] {
+    for (shape, data_bytes, aad_bytes) in
+        [("1408 B", 1408, 32), ("4096 B", 4096, 32), ("8192 B", 8192, 32), ("GMAC 4160 B", 0, 4160)]
+    {
         seal(rounds, shape, data_bytes, aad_bytes);
         if data_bytes > 0 {
             open(rounds, shape, data_bytes, aad_bytes);
@@ -53,14 +50,10 @@ fn open(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
         Case::new("aws-lc-rs", |_| {
             let nonce = aws::Nonce::assume_unique_for_key(nonce(0));
             let aad = aws::Aad::from(&aad);
-            aws_key
-                .open_separate_gather(nonce, aad, &sealed, &tag, &mut a)
-                .unwrap();
+            aws_key.open_separate_gather(nonce, aad, &sealed, &tag, &mut a).unwrap();
         }),
         Case::new("sealane vaes", |_| {
-            own_key
-                .open(&nonce(0), &aad, &sealed, &tag, &mut b)
-                .unwrap();
+            own_key.open(&nonce(0), &aad, &sealed, &tag, &mut b).unwrap();
         }),
     ];
     measure(rounds, "open", shape, data_bytes, &mut cases);
@@ -91,8 +84,7 @@ fn check(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     let blocks = data_bytes as u32 / 16;
     let mut cases = [
         Case::new("open", |_| {
-            key.open(&nonce(0), &aad, &sealed, &tag, &mut opened)
-                .unwrap();
+            key.open(&nonce(0), &aad, &sealed, &tag, &mut opened).unwrap();
         }),
         Case::new("tag", |_| {
             black_box(key.tag(&nonce(0), &aad, &sealed));
@@ -119,12 +111,8 @@ fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     let rust_key = aes_gcm::Aes256Gcm::new_from_slice(&KEY).unwrap();
     let own_key = sealane_gcm::Key::new(&KEY);
     let aad = vec![3; aad_bytes];
-    let (mut a, mut b, mut c, mut d) = (
-        vec![1; data_bytes],
-        vec![1; data_bytes],
-        vec![1; data_bytes],
-        vec![1; data_bytes],
-    );
+    let (mut a, mut b, mut c, mut d) =
+        (vec![1; data_bytes], vec![1; data_bytes], vec![1; data_bytes], vec![1; data_bytes]);
     let mut cases = vec![
         Case::new("aws-lc-rs", |number| {
             let nonce = aws::Nonce::assume_unique_for_key(nonce(number));

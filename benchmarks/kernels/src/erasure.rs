@@ -32,10 +32,9 @@ struct Block {
 
 impl Block {
     fn new(k: usize, m: usize, symbol: usize) -> Self {
-        let byte = |i: usize, j: usize| ((i * 31 + j * 7) ^ (i * j >> 3)) as u8;
-        let data: Vec<Vec<u8>> = (0..k)
-            .map(|i| (0..symbol).map(|j| byte(i, j)).collect())
-            .collect();
+        let byte = |i: usize, j: usize| ((i * 31 + j * 7) ^ ((i * j) >> 3)) as u8;
+        let data: Vec<Vec<u8>> =
+            (0..k).map(|i| (0..symbol).map(|j| byte(i, j)).collect()).collect();
         let mut parity = vec![vec![0; symbol]; m];
         encode(&mut Coder::default(), &data, &mut parity);
         // Encoding a single 1 yields that column of the matrix.
@@ -46,14 +45,7 @@ impl Block {
             encode(&mut Coder::default(), &one, &mut out);
             (0..m).for_each(|row| matrix[row * k + column] = out[row][0]);
         }
-        Self {
-            k,
-            m,
-            symbol,
-            data,
-            parity,
-            matrix,
-        }
+        Self { k, m, symbol, data, parity, matrix }
     }
 
     fn bytes(&self) -> usize {
@@ -128,9 +120,7 @@ pub fn measure_all(rounds: u64) {
 }
 
 fn measure_encoding(rounds: u64, block: &Block, isal: Option<&Isal>) {
-    let Block {
-        k, m, symbol, data, ..
-    } = block;
+    let Block { k, m, symbol, data, .. } = block;
     let mut cases = Vec::new();
     for kernel in Kernel::ALL {
         let Some(mut coder) = Coder::with_kernel(kernel) else {
@@ -139,9 +129,7 @@ fn measure_encoding(rounds: u64, block: &Block, isal: Option<&Isal>) {
         let mut parity = vec![vec![0; *symbol]; *m];
         encode(&mut coder, data, &mut parity);
         assert_eq!(parity, block.parity);
-        cases.push(Case::new(name(kernel), move |_| {
-            encode(&mut coder, data, &mut parity)
-        }));
+        cases.push(Case::new(name(kernel), move |_| encode(&mut coder, data, &mut parity)));
     }
     if let Some(isal) = isal {
         let tables = isal.tables(&block.matrix, *k);
@@ -160,9 +148,7 @@ fn measure_encoding(rounds: u64, block: &Block, isal: Option<&Isal>) {
     let other = ReedSolomon::new(*k, *m).unwrap();
     let mut shards = data.clone();
     shards.resize(k + m, vec![0; *symbol]);
-    cases.push(Case::new("reed-solomon-erasure", move |_| {
-        other.encode(&mut shards).unwrap()
-    }));
+    cases.push(Case::new("reed-solomon-erasure", move |_| other.encode(&mut shards).unwrap()));
     let remade = rusty(block);
     let mut parity = vec![vec![0; *symbol]; *m];
     cases.push(Case::new("rusty_erasure", move |_| {
@@ -172,8 +158,7 @@ fn measure_encoding(rounds: u64, block: &Block, isal: Option<&Isal>) {
     }));
     let mut encoder = reed_solomon_simd::ReedSolomonEncoder::new(*k, *m, *symbol).unwrap();
     cases.push(Case::new("reed-solomon-simd", move |_| {
-        data.iter()
-            .for_each(|symbol| encoder.add_original_shard(symbol).unwrap());
+        data.iter().for_each(|symbol| encoder.add_original_shard(symbol).unwrap());
         black_box(encoder.encode().unwrap().recovery(0));
     }));
     let shape = format!("({k}, {m}) {symbol} B");
@@ -181,9 +166,7 @@ fn measure_encoding(rounds: u64, block: &Block, isal: Option<&Isal>) {
 }
 
 fn measure_decoding(rounds: u64, block: &Block, lost: usize, isal: Option<&Isal>) {
-    let Block {
-        k, m, symbol, data, ..
-    } = block;
+    let Block { k, m, symbol, data, .. } = block;
     let mut cases = Vec::new();
     for kernel in Kernel::ALL {
         let Some(mut coder) = Coder::with_kernel(kernel) else {
@@ -200,20 +183,15 @@ fn measure_decoding(rounds: u64, block: &Block, lost: usize, isal: Option<&Isal>
         let mut outputs = vec![vec![0; *symbol]; lost];
         block.isal_decode(isal, lost, &mut outputs);
         assert_eq!(outputs, data[..lost]);
-        cases.push(Case::new("isa-l 2.30", move |_| {
-            block.isal_decode(isal, lost, &mut outputs)
-        }));
+        cases.push(Case::new("isa-l 2.30", move |_| block.isal_decode(isal, lost, &mut outputs)));
     }
     let other = ReedSolomon::new(*k, *m).unwrap();
     let mut shards = data.clone();
     shards.resize(k + m, vec![0; *symbol]);
     other.encode(&mut shards).unwrap();
     cases.push(Case::new("reed-solomon-erasure", move |_| {
-        let mut shards: Vec<_> = shards
-            .iter_mut()
-            .enumerate()
-            .map(|(i, shard)| (&mut shard[..], i >= lost))
-            .collect();
+        let mut shards: Vec<_> =
+            shards.iter_mut().enumerate().map(|(i, shard)| (&mut shard[..], i >= lost)).collect();
         other.reconstruct_data(&mut shards).unwrap();
     }));
     let remade = rusty(block);

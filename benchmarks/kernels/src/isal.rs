@@ -55,10 +55,7 @@ impl Isal {
         assert!(sources.iter().all(|source| source.len() == length));
         assert!(outputs.iter().all(|output| output.len() == length));
         let from: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
-        let to: Vec<*mut u8> = outputs
-            .iter_mut()
-            .map(|output| output.as_mut_ptr())
-            .collect();
+        let to: Vec<*mut u8> = outputs.iter_mut().map(|output| output.as_mut_ptr()).collect();
         // SAFETY: shape and lengths were asserted.
         unsafe {
             (self.encode_data)(

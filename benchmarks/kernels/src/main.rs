@@ -24,10 +24,7 @@ pub struct Case<'a> {
 impl<'a> Case<'a> {
     /// Returns a case.
     pub fn new(name: impl Into<String>, work: impl FnMut(u64) + 'a) -> Self {
-        Self {
-            name: name.into(),
-            work: Box::new(work),
-        }
+        Self { name: name.into(), work: Box::new(work) }
     }
 }
 
@@ -70,9 +67,7 @@ fn calls_per_sample(case: &mut Case<'_>) -> u64 {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let rounds = arguments
-        .first()
-        .map_or(21, |rounds| rounds.parse().expect("rounds: a number"));
+    let rounds = arguments.first().map_or(21, |rounds| rounds.parse().expect("rounds: a number"));
     let runs = |what: &str| arguments.len() < 2 || arguments[1..].iter().any(|name| name == what);
     if runs("aead") {
         aead::measure_all(rounds);

@@ -64,9 +64,7 @@ pub fn measure_all(rounds: u64) {
     let aes128 = Aes128::new(&Array::from([7; 16]));
     let gmac = aws::LessSafeKey::new(aws::UnboundKey::new(&aws::AES_256_GCM, &KEY).unwrap());
     let aegis = Aegis128X4Mac::<16>::new(&[7; 16]);
-    let masks: Vec<u128> = (0..256)
-        .map(|place: u128| place * 0x0123_4567_89ab_cdef)
-        .collect();
+    let masks: Vec<u128> = (0..256).map(|place: u128| place * 0x0123_4567_89ab_cdef).collect();
     let polyval = Polyval::new(&Array::from([7; 16]));
     for (what, message) in [("leaf page", &PAGE[..]), ("16 children", &PAGE[..256])] {
         let gmac = |number| {

@@ -201,7 +201,7 @@ pub fn run(shape: &str) -> Result<()> {
         }
     }
     let statistics = |endpoint: &Endpoint| {
-        let named = statistics::names().zip(endpoint.statistics());
+        let named = statistics::names().zip(endpoint.figures().statistics());
         let shown = named.filter(|(_, value)| *value > 0);
         shown.map(|(name, value)| format!(r#""{name}": {value}"#)).collect::<Vec<_>>().join(", ")
     };
