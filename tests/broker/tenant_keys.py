@@ -9,6 +9,7 @@ from sealane.daemon.broker import tenant_key_rotation
 from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.tenant_key_rotation import TenantKeyRotation
+from sealane.protocol.kinds import TenantKeyStage
 
 TENANT = "t"
 SHARED_WITH = "u"
@@ -73,16 +74,31 @@ def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_key_rotation, "INCOMPLETE_SECONDS", 0.0)
 
 
+async def check_ready(registry: Registry) -> None:
+    """Check that all volumes go on under the present key, unless it is being prepared."""
+    tenant = await registry.tenants.get(TENANT)
+    assert tenant is not None
+    if tenant.record.key_stage != TenantKeyStage.PREPARING:
+        next_keys = {each.next_tenant_key for each in (await live(registry)).values()}
+        assert next_keys <= {tenant.record.key_number}
+
+
+async def live(registry: Registry) -> dict[uuid.UUID, VolumeRecord]:
+    """Return the volumes that weren't deleted."""
+    page, has_more = await registry.volumes.page(limit=100)
+    assert not has_more
+    return {each.record.volume_id: each.record for each in page if not each.record.is_deleted}
+
+
 async def check_end(registry: Registry) -> None:
     """Check that all volumes seal under the present key, and that needed keys alone are kept."""
     tenant = await registry.tenants.get(TENANT)
     assert tenant is not None
     present = tenant.record.key_number
-    page, _ = await registry.volumes.page(limit=100)
-    live = [stored.record for stored in page if not stored.record.is_deleted]
-    assert tenant.record.volume_count == len(live)
-    assert {each.present_tenant_key for each in live} <= {present}
-    needed = frozenset[int]().union(*(each.needed_tenant_keys for each in live))
+    volumes = (await live(registry)).values()
+    assert tenant.record.volume_count == len(volumes)
+    assert {each.present_tenant_key for each in volumes} <= {present}
+    needed = frozenset[int]().union(*(each.needed_tenant_keys for each in volumes))
     assert set(await former(registry)) == needed - {present}
 
 
@@ -99,12 +115,7 @@ class Sealed:
 
     async def seal(self, registry: Registry) -> None:
         """Seal a sector under the newest key of each live volume, and read all others."""
-        page, has_more = await registry.volumes.page(limit=100)
-        assert not has_more
-        for stored in page:
-            record = stored.record
-            if record.is_deleted:
-                continue
+        for record in (await live(registry)).values():
             for key_epoch in record.key_epochs:
                 found = bytes(await registry.volume_key(record, key_epoch))
                 name = (record.volume_id, key_epoch)

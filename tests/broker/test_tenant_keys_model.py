@@ -21,7 +21,16 @@ from typing import Any
 
 import pytest
 
-from broker.tenant_keys import SHARED_WITH, TENANT, Sealed, check_end, look_always, register
+from broker.tenant_keys import (
+    SHARED_WITH,
+    TENANT,
+    Sealed,
+    check_end,
+    check_ready,
+    live,
+    look_always,
+    register,
+)
 from broker.test_rewrapping_model import Stopping
 from brokers import Count, start_broker, tenant_key_rotation_of
 from sealane.crypto.keys import WrappingKey
@@ -109,6 +118,7 @@ async def seal(store: SqliteStore, sealed: Sealed) -> None:
     """Seal sectors as gateways of a broker that reads the store now; read all others."""
     reading = await Registry.open(Stopping(store), WrappingKey(KEK), node="b")
     await sealed.seal(reading)
+    await check_ready(reading)
     await reading.close()
 
 
@@ -310,6 +320,7 @@ class Site:
                 await self._check_opened(registry, restored_from)
             await self._act(registry)
             await self.sealed.seal(registry)
+            await check_ready(registry)
         finally:
             await registry.close()
 
@@ -405,12 +416,6 @@ class Site:
             and (record := snapshot.volumes.get(name[0])) is not None
             and record.key_epoch < name[1]
         ]
-
-
-async def live(registry: Registry) -> dict[uuid.UUID, VolumeRecord]:
-    """Return the volumes that weren't deleted."""
-    page, _ = await registry.volumes.page(limit=100)
-    return {each.record.volume_id: each.record for each in page if not each.record.is_deleted}
 
 
 @pytest.mark.parametrize("seed", range(24))
