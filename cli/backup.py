@@ -80,8 +80,9 @@ def _consequence(restore: Restore) -> str:
         "It rolls the brokers' state back to "
         f"{restore.header.created_at:%Y-%m-%d %H:%M:%S} UTC. What was created, deleted, shared, "
         "moved or revoked since is forgotten. The store will be under key encryption key "
-        f"{_key_ids(restore)}, even if that was retired since. No broker of the old store may run "
-        f"again. {len(revision.held_nodes)} nodes stay revoked until sealanectl node restore, "
+        f"{_key_ids(restore)}, even if that was retired since; tenants' keys that were replaced "
+        "since are in use again. No broker of the old store may run again. "
+        f"{len(revision.held_nodes)} nodes stay revoked until sealanectl node restore, "
         f"{len(revision.held_devices)} devices are refused until sealanectl device init --anew."
     )
 

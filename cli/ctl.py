@@ -40,7 +40,12 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "device": ("store directories of targets, at a broker", ("devices:add_verbs",)),
     "key": (
         "key files (no daemon needed) and keys of volumes",
-        ("keys:add_verbs", "broker:add_key_verbs", "encryption_keys:add_verbs"),
+        (
+            "keys:add_verbs",
+            "broker:add_key_verbs",
+            "encryption_keys:add_verbs",
+            "tenant_keys:add_verbs",
+        ),
     ),
     "broker": ("backups of a broker's store", ("backup:add_verbs",)),
     "authority": ("the brokers' authority and its replacement", ("authority:add_verbs",)),

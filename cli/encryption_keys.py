@@ -1,19 +1,17 @@
 """`sealanectl key rewrap`, `key rotate-record-key` and `key status`: the brokers' own keys."""
 
 import argparse
-import asyncio
-import sys
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from sealane.cli.output import CALL_SECONDS, Output
+from sealane.cli.tenant_keys import data_of, replaced_keys, said_of
 from sealane.cli.verbs import confirm, destructive, verb, watched
+from sealane.cli.waiting import ended
 from sealane.client import Client, translated
 from sealane.errors import UnavailableError
 from sealane.protocol.v1 import operator_pb2
-
-WAIT_SECONDS: Final = 1.0
-"""Interval at which `--wait` asks."""
 
 
 async def key_rewrap(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -22,7 +20,7 @@ async def key_rewrap(client: Client, options: argparse.Namespace, output: Output
     with translated():
         keys = await client.operator.RotateEncryptionKey(request, timeout=CALL_SECONDS)
     if options.wait:
-        keys = await _ended(client, keys, _rewrap_left)
+        keys = await ended(keys, _rewrap_left, partial(_status, client))
     _show(keys, output)
 
 
@@ -52,7 +50,7 @@ async def key_rotate_record_key(
     with translated():
         keys = await client.operator.RotateRecordKey(request, timeout=CALL_SECONDS)
     if options.wait:
-        keys = await _ended(client, keys, _record_key_left)
+        keys = await ended(keys, _record_key_left, partial(_status, client))
     _show(keys, output)
 
 
@@ -67,26 +65,9 @@ def _record_key_left(keys: operator_pb2.EncryptionKeys) -> str:
     return f"{keys.left_under_previous_record_key} records left"
 
 
-async def _ended(
-    client: Client,
-    keys: operator_pb2.EncryptionKeys,
-    left: Callable[[operator_pb2.EncryptionKeys], str],
-) -> operator_pb2.EncryptionKeys:
-    """Show what is `left` until that is nothing; return the last answer."""
-    while said := left(keys):
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{said} ")
-            sys.stderr.flush()
-        await asyncio.sleep(WAIT_SECONDS)
-        keys = await _status(client)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    return keys
-
-
 async def key_status(client: Client, _options: argparse.Namespace, output: Output) -> None:
     """Print which keys of brokers are in use, and how far their rotations are."""
-    _show(await _status(client), output)
+    _show(await _status(client), output, await replaced_keys(client))
 
 
 async def _status(client: Client) -> operator_pb2.EncryptionKeys:
@@ -96,8 +77,14 @@ async def _status(client: Client) -> operator_pb2.EncryptionKeys:
         )
 
 
-def _show(keys: operator_pb2.EncryptionKeys, output: Output) -> None:
+def _show(
+    keys: operator_pb2.EncryptionKeys,
+    output: Output,
+    tenant_keys: Sequence[operator_pb2.TenantKey] | None = None,
+) -> None:
+    """Show the keys of brokers, and those of tenants if they were asked for."""
     if output.is_data:
+        tenants = {} if tenant_keys is None else {"tenant_keys": [*map(data_of, tenant_keys)]}
         output.show_one(
             {
                 "key_id": keys.key_id.hex(),
@@ -118,6 +105,7 @@ def _show(keys: operator_pb2.EncryptionKeys, output: Output) -> None:
                     }
                     for broker in keys.brokers
                 ],
+                **tenants,
             }
         )
         return
@@ -145,6 +133,10 @@ def _show(keys: operator_pb2.EncryptionKeys, output: Output) -> None:
             )
             or "no key announced"
         )
+    for key in tenant_keys or ():
+        rows[f"key of tenant {key.tenant}"] = said_of(key)
+        if key.failure:
+            rows["failure (tenants' keys)"] = key.failure
     output.show_one(rows)
 
 

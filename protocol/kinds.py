@@ -67,6 +67,19 @@ class AuthorityStage(StrEnum):
     """The authority before is no longer trusted."""
 
 
+class TenantKeyStage(StrEnum):
+    """How far the rotation of a tenant's key is (docs/operate/rotation.md)."""
+
+    PREPARING = "preparing"
+    """Volumes are told to derive later key epochs from the new key."""
+    PREPARED = "prepared"
+    """All volumes were; the operator takes a snapshot, and begins the key epochs."""
+    ROTATING = "rotating"
+    """Volumes begin a key epoch under the new key."""
+    INCOMPLETE = "incomplete"
+    """All have begun one, except those that have no key epochs left."""
+
+
 class AuthorityLag(StrEnum):
     """How a role of a node lags behind a replacement of the authority."""
 

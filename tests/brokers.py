@@ -25,6 +25,7 @@ from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.succession import AuthoritySuccession
+from sealane.daemon.broker.tenant_key_rotation import TenantKeyRotation
 from sealane.daemon.device.anchors.counter import FileCounter, MonotonicCounter
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.metrics import Metrics
@@ -145,6 +146,13 @@ def record_key_rotation_of(
     return RecordKeyRotation(registry, cover=cover, audit=audit or MemoryAudit())
 
 
+def tenant_key_rotation_of(
+    registry: Registry, *, audit: MemoryAudit | None = None
+) -> TenantKeyRotation:
+    """Return the rotation of tenants' keys at a broker without counters."""
+    return TenantKeyRotation(registry, cover=not_covered, audit=audit or MemoryAudit())
+
+
 def succession_of(
     registry: Registry,
     *,
@@ -180,10 +188,11 @@ def operator_of(broker: BrokerService) -> OperatorServicer:
     snapshots = Snapshots(broker.registry, node="b", audit=broker.audit, metrics=Metrics())
     return OperatorServicer(
         broker,
-        rewrapping_of(broker.registry),
-        record_key_rotation_of(broker.registry),
-        succession_of(broker.registry),
-        snapshots,
+        rewrapping=rewrapping_of(broker.registry),
+        record_keys=record_key_rotation_of(broker.registry),
+        tenant_keys=tenant_key_rotation_of(broker.registry),
+        succession=succession_of(broker.registry),
+        snapshots=snapshots,
     )
 
 

@@ -23,7 +23,8 @@ class Continuing:
         """Why the last attempt ended, if it failed."""
 
     def want(self) -> None:
-        """Proceed now."""
+        """Proceed now; whoever asks waits for this attempt, so an earlier one's failure is none."""
+        self.failure = ""
         self._wanted.set()
 
     async def keep(self) -> None:

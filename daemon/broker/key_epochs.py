@@ -1,7 +1,8 @@
 """Key epochs of volumes (sharing.md): who holds which key, and when a new epoch begins.
 
 A new epoch begins when an operator requests it, when a node that holds the key is no longer
-trusted, when a tenant loses its share of a volume, and with the lease that brings a key near 4 PB.
+trusted, when a tenant loses its share of a volume, when the volume's tenant gets another key
+(sealane.daemon.broker.tenant_key_rotation), and with the lease that brings a key near 4 PB.
 Gateways switch to it within seconds (sealane.daemon.gateway.supply). Sectors sealed earlier stay
 under their old key, which its holders still have.
 """
@@ -9,6 +10,7 @@ under their old key, which its holders still have.
 import uuid
 from collections.abc import AsyncIterator
 
+from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.records import HolderRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
@@ -118,3 +120,15 @@ class KeyEpochs:
             for stored in page:
                 yield stored
                 after = stored.name
+
+
+async def record_rotation(audit: Audit, volume: VolumeRecord) -> None:
+    """Record that a volume has begun its present key epoch."""
+    await audit.record(
+        "key.rotate",
+        subject="broker",
+        outcome="done",
+        volume_id=str(volume.volume_id),
+        key_epoch=volume.key_epoch,
+    )
+    get_logger().info("key_rotated", volume_id=str(volume.volume_id), key_epoch=volume.key_epoch)

@@ -27,6 +27,7 @@ from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.broker.succession import AuthoritySuccession
+from sealane.daemon.broker.tenant_key_rotation import TenantKeyRotation
 from sealane.daemon.config import BrokerConfig, EtcdConfig
 from sealane.daemon.device.anchors.choose import open_counter
 from sealane.daemon.node.tpm_connection import open_tpm
@@ -51,6 +52,7 @@ class OpenedBroker:
     instance: Instance
     rewrapping: Rewrapping
     record_keys: RecordKeyRotation
+    tenant_keys: TenantKeyRotation
     succession: AuthoritySuccession
     audit: SummedAudit
     log: AuditLog
@@ -117,6 +119,7 @@ async def opened_broker(
             instance=instance,
             rewrapping=rewrapping,
             record_keys=RecordKeyRotation(registry, cover=instance.cover, audit=summed),
+            tenant_keys=TenantKeyRotation(registry, cover=instance.cover, audit=summed),
             succession=AuthoritySuccession(registry, node=node, cover=instance.cover, audit=summed),
             audit=summed,
             log=audit,

@@ -19,6 +19,7 @@ from sealane.daemon.broker.rewrapping import Progress, Rewrapping
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.snapshot import Snapshots
 from sealane.daemon.broker.succession import AuthoritySuccession, LaggingNode
+from sealane.daemon.broker.tenant_key_rotation import TenantKeyProgress, TenantKeyRotation
 from sealane.daemon.broker.volume_access import descriptor_of
 from sealane.daemon.runtime.authorizers import Context
 from sealane.daemon.runtime.calls import PAGE_SIZE_MAX, page_limit, parse_uuid
@@ -33,8 +34,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     def __init__(
         self,
         broker: BrokerService,
+        *,
         rewrapping: Rewrapping,
         record_keys: RecordKeyRotation,
+        tenant_keys: TenantKeyRotation,
         succession: AuthoritySuccession,
         snapshots: Snapshots,
     ) -> None:
@@ -42,6 +45,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         self._succession = succession
         self._rewrapping = rewrapping
         self._record_keys = record_keys
+        self._tenant_keys = tenant_keys
         self._snapshots = snapshots
 
     async def RotateEncryptionKey(
@@ -70,6 +74,43 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
 
     async def _all_keys(self) -> operator_pb2.EncryptionKeys:
         return _keys(await self._rewrapping.progress(), await self._record_keys.progress())
+
+    async def PrepareTenantKey(
+        self, request: operator_pb2.PrepareTenantKeyRequest, context: Context
+    ) -> operator_pb2.TenantKey:
+        """Make a tenant's next key, for which brokers make its volumes ready."""
+        async with refusals_recorded(
+            self._broker.audit, "tenant_key.prepare", subject="operator", tenant=request.tenant
+        ):
+            await self._tenant_keys.prepare(request.tenant, request.number)
+        return _tenant_key(await self._tenant_keys.progress(request.tenant))
+
+    async def RotateTenantKey(
+        self, request: operator_pb2.RotateTenantKeyRequest, context: Context
+    ) -> operator_pb2.TenantKey:
+        """Have all volumes of a tenant begin a key epoch of its prepared key."""
+        async with refusals_recorded(
+            self._broker.audit, "tenant_key.rotate", subject="operator", tenant=request.tenant
+        ):
+            await self._tenant_keys.rotate(request.tenant, request.number)
+        return _tenant_key(await self._tenant_keys.progress(request.tenant))
+
+    async def GetTenantKey(
+        self, request: operator_pb2.GetTenantKeyRequest, context: Context
+    ) -> operator_pb2.TenantKey:
+        """Return which key a tenant has, and how far its rotation is."""
+        return _tenant_key(await self._tenant_keys.progress(request.tenant))
+
+    async def ListTenantKeys(
+        self, request: operator_pb2.ListTenantKeysRequest, context: Context
+    ) -> operator_pb2.ListTenantKeysResponse:
+        """Return a page of the tenants whose key was ever replaced."""
+        page, token = await self._tenant_keys.page(
+            after=request.page_token, limit=page_limit(request.page_size)
+        )
+        return operator_pb2.ListTenantKeysResponse(
+            tenant_keys=[_tenant_key(each) for each in page], next_page_token=token
+        )
 
     async def ReplaceAuthority(
         self, request: operator_pb2.ReplaceAuthorityRequest, context: Context
@@ -187,6 +228,21 @@ def _keys(progress: Progress, record_key: RecordKeyProgress) -> operator_pb2.Enc
         is_record_key_rotating=record_key.is_replacing,
         left_under_previous_record_key=record_key.left,
         record_key_failure=record_key.failure,
+    )
+
+
+def _tenant_key(progress: TenantKeyProgress) -> operator_pb2.TenantKey:
+    return operator_pb2.TenantKey(
+        tenant=progress.tenant,
+        number=progress.number,
+        stage=progress.stage or "",
+        volumes=progress.volumes,
+        ready=progress.ready,
+        rotated=progress.rotated,
+        exhausted_volumes=progress.exhausted_volumes,
+        exhausted_volume_ids=map(str, progress.exhausted),
+        former_numbers=progress.former,
+        failure=progress.failure,
     )
 
 

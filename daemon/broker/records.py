@@ -30,7 +30,7 @@ from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.daemon.broker.store.record_keys import RecordKeys
 from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
-from sealane.protocol.kinds import AnchorKind, AuthorityStage, VolumeMode
+from sealane.protocol.kinds import AnchorKind, AuthorityStage, TenantKeyStage, VolumeMode
 
 RESTORES_MAX: Final = 256
 FENCING_EPOCH_MAX: Final = (1 << 32) - 1
@@ -113,12 +113,50 @@ class HeldKeysRecord(Record):
     brokers: dict[str, tuple[KeyId, ...]] = Field(default_factory=dict)
 
 
+TenantKeyNumber = Annotated[int, Field(ge=0, le=KEY_EPOCH_MAX)]
+
+
 class TenantRecord(Record):
-    """A tenant: its key k_s, wrapped, and its number of volumes."""
+    """A tenant: its key k_s, wrapped, and its number of volumes.
+
+    `key_number` counts the replacements of the key, and `key_stage` is how far the present one is;
+    None: none is in progress (sealane.daemon.broker.tenant_key_rotation).
+    """
 
     wrapped_key: bytes
     key_id: KeyId = UNNAMED
     volume_count: Annotated[int, Field(ge=0)] = 0
+    # Neither is written before the first replacement: earlier versions don't know them.
+    key_number: Annotated[TenantKeyNumber, Field(exclude_if=lambda value: value == 0)] = 0
+    key_stage: Annotated[TenantKeyStage | None, Field(exclude_if=lambda value: value is None)] = (
+        None
+    )
+
+
+class TenantKeyRecord(Record):
+    """A key k_s that a tenant had before, wrapped: volumes still have key epochs of it."""
+
+    tenant: str
+    number: TenantKeyNumber
+    wrapped_key: bytes
+    key_id: KeyId = UNNAMED
+
+    @property
+    def name(self) -> str:
+        """Name in the table; keys of one tenant are adjacent."""
+        return tenant_key_name(self.tenant, self.number)
+
+    @staticmethod
+    def of(tenant: str) -> str:
+        """Return the prefix of the names of all records of a tenant."""
+        return f"{tenant}/"
+
+
+class TenantKeyUse(Record):
+    """From this key epoch on, a volume's keys derive from its tenant's key of this number."""
+
+    first_key_epoch: KeyEpoch
+    number: TenantKeyNumber
 
 
 class ShareRecord(Record):
@@ -154,6 +192,9 @@ class VolumeRecord(Record):
     shares: Annotated[tuple[ShareRecord, ...], Field(max_length=SHARES_MAX)] = ()
     # Sector count after the resize in progress; 0: none.
     growing_to: Annotated[int, Field(ge=0)] = 0
+    # In order of both; epochs before the first are of key 0. Not written before a tenant's first
+    # replacement: earlier versions don't know it.
+    tenant_key_uses: Annotated[tuple[TenantKeyUse, ...], Field(exclude_if=_is_empty)] = ()
 
     def allows(self, tenant: str, *, writing: bool = False) -> bool:
         """Return whether `tenant` owns it, or has a share that allows the use."""
@@ -214,9 +255,45 @@ class VolumeRecord(Record):
         """Key epochs that its sectors may be sealed under."""
         return range(self.oldest_key_epoch, self.key_epoch + 1)
 
+    def tenant_key_number(self, key_epoch: int) -> int:
+        """Return the number of the tenant's key that the key of an epoch derives from."""
+        numbers = [use.number for use in self.tenant_key_uses if use.first_key_epoch <= key_epoch]
+        return numbers[-1] if numbers else 0
+
+    @property
+    def present_tenant_key(self) -> int:
+        """Number of the tenant's key that the present key epoch derives from."""
+        return self.tenant_key_number(self.key_epoch)
+
+    @property
+    def next_tenant_key(self) -> int:
+        """Number of the tenant's key that the next key epoch derives from."""
+        return self.tenant_key_number(self.key_epoch + 1)
+
+    @property
+    def needed_tenant_keys(self) -> frozenset[int]:
+        """Numbers of the tenant's keys that live or later key epochs derive from."""
+        oldest = self.oldest_key_epoch
+        later = [use.number for use in self.tenant_key_uses if use.first_key_epoch > oldest]
+        return frozenset([self.tenant_key_number(oldest), *later])
+
+    def ready_for(self, number: int) -> "VolumeRecord":
+        """Return a copy whose next key epoch derives from the tenant's key of this number.
+
+        The present one and those before, under which sectors are sealed, stay with their key.
+        """
+        uses = [use for use in self.tenant_key_uses if use.first_key_epoch <= self.key_epoch]
+        uses.append(TenantKeyUse(first_key_epoch=self.key_epoch + 1, number=number))
+        return self.model_copy(update={"tenant_key_uses": tuple(uses)})
+
+    @property
+    def has_key_epochs_left(self) -> bool:
+        """Whether it can begin another key epoch."""
+        return len(self.key_epochs) < KEY_EPOCHS_MAX
+
     def in_next_epoch(self) -> "VolumeRecord":
         """Return a copy in the next key epoch; UsageError `volume.key_epoch.limit`."""
-        if len(self.key_epochs) >= KEY_EPOCHS_MAX:
+        if not self.has_key_epochs_left:
             raise UsageError(
                 "volume.key_epoch.limit",
                 f"volume {self.volume_id} has {len(self.key_epochs)} key epochs; allowed: "
@@ -236,7 +313,7 @@ class VolumeRecord(Record):
                 f"volume {self.volume_id} has used up key epoch {self.key_epoch}: 4 PB are leased "
                 "under it",
             )
-        if leased + LEASE_COUNTERS > EPOCH_COUNTERS_MAX and len(self.key_epochs) < KEY_EPOCHS_MAX:
+        if leased + LEASE_COUNTERS > EPOCH_COUNTERS_MAX and self.has_key_epochs_left:
             return self.in_next_epoch()
         return self.model_copy(update={"counters_leased": leased})
 
@@ -593,6 +670,7 @@ class Tables:
 
     def __init__(self, store: Store | None, *, keys: RecordKeys) -> None:
         self.tenants = Table(store, "tenants", TenantRecord, keys=keys)
+        self.tenant_keys = Table(store, "tenant-keys", TenantKeyRecord, keys=keys)
         self.volumes = Table(store, "volumes", VolumeRecord, keys=keys)
         self.requests = Table(store, "requests", RequestRecord, keys=keys)
         self.holders = Table(store, "holders", HolderRecord, keys=keys)
@@ -626,6 +704,11 @@ class Tables:
 
 LAST_RESTORE: Final = "last"
 """Name of the only RestoreRecord."""
+
+
+def tenant_key_name(tenant: str, number: int) -> str:
+    """Return the name of the record of a key that a tenant had before."""
+    return f"{TenantKeyRecord.of(tenant)}{number:010}"
 
 
 def instance_name(instance: int) -> str:

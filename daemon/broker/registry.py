@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.exchange import wipe
-from sealane.crypto.keys import KeyWrapper, new_key
+from sealane.crypto.keys import KeyWrapper, derive_volume_key, new_key
 from sealane.daemon.broker.authorities import Authorities
 from sealane.daemon.broker.authority import (
     AUTHORITY_KEY,
@@ -34,9 +34,12 @@ from sealane.daemon.broker.records import (
     ShareRecord,
     Stored,
     Tables,
+    TenantKeyRecord,
+    TenantKeyUse,
     TenantRecord,
     VolumeRecord,
     grant_name,
+    tenant_key_name,
 )
 from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, STATE_KEY, Compare, Store
@@ -194,8 +197,12 @@ class Registry(Tables):
             "try again",
         )
 
-    async def tenant_key(self, tenant: str) -> bytearray:
-        """Return the tenant's key k_s, created at first use; the caller wipes it."""
+    async def tenant_key(self, tenant: str, number: int) -> bytearray:
+        """Return the tenant's key k_s of a number; the caller wipes it.
+
+        The first one is created at its first use. VerificationError `broker.store.malformed`: the
+        store has no key of that number.
+        """
 
         async def attempt() -> Stored[TenantRecord] | None:
             stored = await self.tenants.get(tenant)
@@ -208,11 +215,41 @@ class Registry(Tables):
             )
             return await self.tenants.get(tenant)
 
-        record = (await self.settle(attempt)).record
+        present = (await self.settle(attempt)).record
+        record: TenantRecord | TenantKeyRecord = present
+        if number != present.key_number:
+            former = await self.tenant_keys.get(tenant_key_name(tenant, number))
+            if former is None:
+                raise VerificationError(
+                    "broker.store.malformed",
+                    f"the store has no key {number} of tenant {tenant}; its present one is "
+                    f"{present.key_number}",
+                )
+            record = former.record
         key, _ = self.keys.unwrap(
-            record.wrapped_key, key_id=record.key_id, purpose=TENANT_PURPOSE, owner=tenant
+            record.wrapped_key,
+            key_id=record.key_id,
+            purpose=TENANT_PURPOSE,
+            owner=tenant_key_owner(tenant, number),
         )
         return key
+
+    async def volume_key(self, volume: VolumeRecord, key_epoch: int) -> bytearray:
+        """Derive the key k_v of a key epoch of a volume; the caller wipes it.
+
+        UsageError `volume.not_found`: it was deleted in the meantime, perhaps with the last need of
+        its tenant's key.
+        """
+        number = volume.tenant_key_number(key_epoch)
+        try:
+            tenant_key = await self.tenant_key(volume.tenant, number)
+        except VerificationError:
+            await self.volume(volume.volume_id)
+            raise
+        try:
+            return derive_volume_key(tenant_key, volume_id=volume.volume_id, key_epoch=key_epoch)
+        finally:
+            wipe(tenant_key)
 
     async def new_device(self, device_id: uuid.UUID, *, owner: str) -> tuple[DeviceRecord, Compare]:
         """Return the record of a device that was never opened, with a new secret, and a compare.
@@ -309,6 +346,10 @@ class Registry(Tables):
                 )
             after = before.model_copy(update={"volume_count": before.volume_count + 1})
             name, made = str(record.volume_id), record
+            if before.key_number:
+                # The tenant's record is compared below: this is its present key at the commit.
+                use = TenantKeyUse(first_key_epoch=1, number=before.key_number)
+                made = record.model_copy(update={"tenant_key_uses": (use,)})
             compares += [
                 self.requests.unchanged(request, None),
                 self.tenants.unchanged(record.tenant, tenant),
@@ -327,7 +368,7 @@ class Registry(Tables):
             elif device is not None:
                 # Conflicts with moving or forgetting the device.
                 compares.append(self.devices.unchanged(device.name, device))
-                made = record.model_copy(update={"device_id": device.record.device_id})
+                made = made.model_copy(update={"device_id": device.record.device_id})
             revision = await self.commit(
                 compares,
                 {
@@ -511,10 +552,25 @@ class Registry(Tables):
 
 def new_tenant(wrapping: KeyWrapper, tenant: str, *, key_id: bytes = UNNAMED) -> TenantRecord:
     """Return the record of a new tenant with a new key k_s."""
+    return TenantRecord(wrapped_key=new_tenant_key(wrapping, tenant, 0), key_id=key_id)
+
+
+def new_tenant_key(wrapping: KeyWrapper, tenant: str, number: int) -> bytes:
+    """Return a new key k_s, wrapped as the tenant's key of that number."""
     fresh = new_key()
-    wrapped = wrapping.wrap(fresh, purpose=TENANT_PURPOSE, owner=tenant)
-    wipe(fresh)
-    return TenantRecord(wrapped_key=wrapped, key_id=key_id)
+    try:
+        owner = tenant_key_owner(tenant, number)
+        return wrapping.wrap(fresh, purpose=TENANT_PURPOSE, owner=owner)
+    finally:
+        wipe(fresh)
+
+
+def tenant_key_owner(tenant: str, number: int) -> str:
+    """Return the owner that a tenant's key is wrapped for, which binds its number.
+
+    Names of tenants have no space. Key 0 has the form of earlier versions.
+    """
+    return f"{tenant} {number}" if number else tenant
 
 
 def with_state(entries: dict[str, bytes], record_key: bytes) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ with two other keys can't both begin: for the second, another rotation is in pro
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -42,9 +42,16 @@ from sealane.daemon.broker.records import (
     HeldKeysRecord,
     Stored,
     Table,
+    TenantKeyRecord,
+    TenantRecord,
     instance_name,
 )
-from sealane.daemon.broker.registry import DEVICE_PURPOSE, TENANT_PURPOSE, Registry
+from sealane.daemon.broker.registry import (
+    DEVICE_PURPOSE,
+    TENANT_PURPOSE,
+    Registry,
+    tenant_key_owner,
+)
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
@@ -64,6 +71,7 @@ class _Wrapped:
     stored: Stored[Any]
     field: str
     purpose: str
+    owner: str
 
     @property
     def key(self) -> str:
@@ -90,6 +98,14 @@ class Progress:
     left: int
     held: Mapping[str, tuple[str, Sequence[bytes]]]
     failure: str
+
+
+def _owner_of_present(stored: Stored[TenantRecord]) -> str:
+    return tenant_key_owner(stored.name, stored.record.key_number)
+
+
+def _owner_of_former(stored: Stored[TenantKeyRecord]) -> str:
+    return tenant_key_owner(stored.record.tenant, stored.record.number)
 
 
 class Rewrapping:
@@ -326,12 +342,12 @@ class Rewrapping:
         return unread
 
     def _rewrapped(self, each: _Wrapped, key_id: bytes) -> dict[str, bytes]:
-        keys, record, owner = self._registry.keys, each.stored.record, each.stored.name
+        keys, record = self._registry.keys, each.stored.record
         secret, _ = keys.unwrap(
-            each.wrapped, key_id=record.key_id, purpose=each.purpose, owner=owner
+            each.wrapped, key_id=record.key_id, purpose=each.purpose, owner=each.owner
         )
         try:
-            wrapped = keys.key(key_id).wrap(secret, purpose=each.purpose, owner=owner)
+            wrapped = keys.key(key_id).wrap(secret, purpose=each.purpose, owner=each.owner)
         finally:
             wipe(secret)
         update = {each.field: wrapped, "key_id": key_id}
@@ -356,16 +372,20 @@ class Rewrapping:
             await self._cover(revision)
 
     async def _wrapped_keys(self) -> AsyncIterator[_Wrapped]:
-        tables: tuple[tuple[Table[Any], str, str], ...] = (
-            (self._registry.tenants, "wrapped_key", TENANT_PURPOSE),
-            (self._registry.devices, "wrapped_secret", DEVICE_PURPOSE),
+        registry = self._registry
+        # A key moves from the first table to the second when its tenant gets another. In this order
+        # a pass meets it under one name or the other.
+        tables: tuple[tuple[Table[Any], str, str, Callable[[Any], str]], ...] = (
+            (registry.tenants, "wrapped_key", TENANT_PURPOSE, _owner_of_present),
+            (registry.tenant_keys, "wrapped_key", TENANT_PURPOSE, _owner_of_former),
+            (registry.devices, "wrapped_secret", DEVICE_PURPOSE, lambda stored: stored.name),
         )
-        for table, field, purpose in tables:
+        for table, field, purpose, owner in tables:
             has_more, after = True, ""
             while has_more:
                 page, has_more = await table.page(after=after, limit=PAGE_ENTRIES_MAX)
                 for stored in page:
-                    each = _Wrapped(table, stored, field, purpose)
+                    each = _Wrapped(table, stored, field, purpose, owner(stored))
                     if each.wrapped:  # a forgotten device has none
                         yield each
                 after = page[-1].name if page else after

@@ -69,6 +69,7 @@ async def start_broker(config: BrokerConfig, context: RoleContext) -> None:
     spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
     spawn("broker-rewrapping", rewrapping.keep())
     spawn("broker-record-key", opened.record_keys.keep())
+    spawn("broker-tenant-keys", opened.tenant_keys.keep())
     spawn("broker-store", end_with(store))
     spawn("broker-health", keep_health(store, partial(context.report, STORE_SERVICES)))
     spawn(
@@ -156,7 +157,12 @@ def _serve_locally(opened: OpenedBroker, verifier: VerifierParts, context: RoleC
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(
         OperatorServicer(
-            broker, opened.rewrapping, opened.record_keys, opened.succession, snapshots
+            broker,
+            rewrapping=opened.rewrapping,
+            record_keys=opened.record_keys,
+            tenant_keys=opened.tenant_keys,
+            succession=opened.succession,
+            snapshots=snapshots,
         ),
         local,
     )

@@ -7,11 +7,10 @@ from typing import Final, Literal
 from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import SignedSecret, seal_signed
-from sealane.crypto.keys import derive_volume_key
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Instance
-from sealane.daemon.broker.key_epochs import KeyEpochs
+from sealane.daemon.broker.key_epochs import KeyEpochs, record_rotation
 from sealane.daemon.broker.leases import Leases
 from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
@@ -370,16 +369,7 @@ class BrokerService:
 
     async def _cover_rotation(self, volumes: Sequence[VolumeRecord]) -> None:
         for volume in volumes:
-            await self.audit.record(
-                "key.rotate",
-                subject="broker",
-                outcome="done",
-                volume_id=str(volume.volume_id),
-                key_epoch=volume.key_epoch,
-            )
-            get_logger().info(
-                "key_rotated", volume_id=str(volume.volume_id), key_epoch=volume.key_epoch
-            )
+            await record_rotation(self.audit, volume)
         if volumes:
             # A rolled-back store must not bring a key back into use.
             await self._instance.cover(await self.registry.store.revision())
@@ -393,8 +383,7 @@ class BrokerService:
         if key_epoch not in record.key_epochs:
             raise wrong_epoch(record, key_epoch)
         await self.key_epochs.note_holder(caller.spiffe_id, record.volume_id, key_epoch)
-        tenant_key = await self.registry.tenant_key(record.tenant)
-        volume_key = derive_volume_key(tenant_key, volume_id=record.volume_id, key_epoch=key_epoch)
+        volume_key = await self.registry.volume_key(record, key_epoch)
         try:
             secret = seal_signed(
                 volume_key,
@@ -406,7 +395,6 @@ class BrokerService:
                 signing_key=self.authority.signing_key,
             )
         finally:
-            wipe(tenant_key)
             wipe(volume_key)
         await self.audit.record(
             "key.release",

@@ -64,6 +64,8 @@ _METHODS: Final = {
         "RotateVolumeKey",
         "RotateEncryptionKey",
         "RotateRecordKey",
+        "PrepareTenantKey",
+        "RotateTenantKey",
         "ReplaceAuthority",
     ),
     "Policies": ("ApplyPolicy", "ReplacePolicyOwners", "ResetPolicyOwners"),

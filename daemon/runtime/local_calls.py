@@ -81,12 +81,14 @@ CALL_CLASSES: Final[Mapping[str, CallClass]] = dict(
         _rows(
             _READ,
             "sealane.v1.Operator",
-            "ListRegisteredVolumes ListLeases GetEncryptionKeys GetAuthorities",
+            "ListRegisteredVolumes ListLeases GetEncryptionKeys GetTenantKey ListTenantKeys"
+            " GetAuthorities",
         ),
         _rows(
             _OPERATE,
             "sealane.v1.Operator",
-            "RotateVolumeKey RotateEncryptionKey RotateRecordKey ReplaceAuthority TakeSnapshot",
+            "RotateVolumeKey RotateEncryptionKey RotateRecordKey PrepareTenantKey RotateTenantKey"
+            " ReplaceAuthority TakeSnapshot",
         ),
         _rows(_READ, "sealane.v1.DeviceRegistry", "ListDevices GetDevice"),
         _rows(_OPERATE, "sealane.v1.DeviceRegistry", "InitializeDevice MoveDevice ForgetDevice"),

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from sealane.protocol.v1 import broker_pb2 as sealane_dot_protocol_dot_v1_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/operator.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a sealane/protocol/v1/broker.proto\"4\n\x1aRotateEncryptionKeyRequest\x12\x16\n\x0egone_instances\x18\x01 \x03(\r\"(\n\x16RotateRecordKeyRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x1a\n\x18GetEncryptionKeysRequest\"\xbf\x02\n\x0e\x45ncryptionKeys\x12\x0e\n\x06key_id\x18\x01 \x01(\x0c\x12\x17\n\x0fprevious_key_id\x18\x02 \x01(\x0c\x12\x13\n\x0bown_key_ids\x18\x03 \x03(\x0c\x12\x17\n\x0fretired_key_ids\x18\x04 \x03(\x0c\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x0c\n\x04left\x18\x06 \x01(\x04\x12\'\n\x07\x62rokers\x18\x07 \x03(\x0b\x32\x16.sealane.v1.BrokerKeys\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\x12\x19\n\x11record_key_number\x18\t \x01(\x04\x12\x1e\n\x16is_record_key_rotating\x18\n \x01(\x08\x12&\n\x1eleft_under_previous_record_key\x18\x0b \x01(\x04\x12\x1a\n\x12record_key_failure\x18\x0c \x01(\t\"=\n\nBrokerKeys\x12\x10\n\x08instance\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07key_ids\x18\x03 \x03(\x0c\"\xbc\x01\n\x17ReplaceAuthorityRequest\x12\x36\n\x04step\x18\x01 \x01(\x0e\x32(.sealane.v1.ReplaceAuthorityRequest.Step\x12\x12\n\ngone_nodes\x18\x02 \x03(\t\x12\x11\n\tauthority\x18\x03 \x01(\x0c\"B\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41NNOUNCE\x10\x01\x12\n\n\x06SWITCH\x10\x02\x12\n\n\x06RETIRE\x10\x03\"\x17\n\x15GetAuthoritiesRequest\"\xb4\x01\n\x0b\x41uthorities\x12\x11\n\tauthority\x18\x01 \x01(\x0c\x12\r\n\x05other\x18\x02 \x01(\x0c\x12\r\n\x05stage\x18\x03 \x01(\t\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x05nodes\x18\x05 \x03(\x0b\x32\x19.sealane.v1.AuthorityNode\x12\x19\n\x11trust_anchors_pem\x18\x06 \x01(\x0c\"M\n\rAuthorityNode\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\tis_active\x18\x04 \x01(\x08\"(\n\x13TakeSnapshotRequest\x12\x11\n\trecipient\x18\x01 \x01(\x0c\"\x1f\n\x0cSnapshotPart\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"+\n\x16RotateVolumeKeyRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"Q\n\x0fVolumeKeyEpochs\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x18\n\x10oldest_key_epoch\x18\x02 \x01(\r\x12\x11\n\tkey_epoch\x18\x03 \x01(\r\"E\n\x1cListRegisteredVolumesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"g\n\x1dListRegisteredVolumesResponse\x12-\n\x07volumes\x18\x01 \x03(\x0b\x32\x1c.sealane.v1.VolumeDescriptor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x11ListLeasesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tvolume_id\x18\x03 \x01(\t\"U\n\x12ListLeasesResponse\x12&\n\x06leases\x18\x01 \x03(\x0b\x32\x16.sealane.v1.LeaseEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xfd\x01\n\nLeaseEntry\x12\x17\n\x0f\x62roker_instance\x18\x01 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\x04\x12\x11\n\tvolume_id\x18\x04 \x01(\t\x12\x11\n\tkey_epoch\x18\x05 \x01(\r\x12\x11\n\trecipient\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x0c\x12.\n\ngrant_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x63ounters\x18\t \x01(\x04\x12\x10\n\x08returned\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t2\x8b\x06\n\x08Operator\x12R\n\x0fRotateVolumeKey\x12\".sealane.v1.RotateVolumeKeyRequest\x1a\x1b.sealane.v1.VolumeKeyEpochs\x12l\n\x15ListRegisteredVolumes\x12(.sealane.v1.ListRegisteredVolumesRequest\x1a).sealane.v1.ListRegisteredVolumesResponse\x12K\n\nListLeases\x12\x1d.sealane.v1.ListLeasesRequest\x1a\x1e.sealane.v1.ListLeasesResponse\x12Y\n\x13RotateEncryptionKey\x12&.sealane.v1.RotateEncryptionKeyRequest\x1a\x1a.sealane.v1.EncryptionKeys\x12U\n\x11GetEncryptionKeys\x12$.sealane.v1.GetEncryptionKeysRequest\x1a\x1a.sealane.v1.EncryptionKeys\x12Q\n\x0fRotateRecordKey\x12\".sealane.v1.RotateRecordKeyRequest\x1a\x1a.sealane.v1.EncryptionKeys\x12P\n\x10ReplaceAuthority\x12#.sealane.v1.ReplaceAuthorityRequest\x1a\x17.sealane.v1.Authorities\x12L\n\x0eGetAuthorities\x12!.sealane.v1.GetAuthoritiesRequest\x1a\x17.sealane.v1.Authorities\x12K\n\x0cTakeSnapshot\x12\x1f.sealane.v1.TakeSnapshotRequest\x1a\x18.sealane.v1.SnapshotPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/operator.proto\x12\nsealane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a sealane/protocol/v1/broker.proto\"4\n\x1aRotateEncryptionKeyRequest\x12\x16\n\x0egone_instances\x18\x01 \x03(\r\"(\n\x16RotateRecordKeyRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x1a\n\x18GetEncryptionKeysRequest\"\xbf\x02\n\x0e\x45ncryptionKeys\x12\x0e\n\x06key_id\x18\x01 \x01(\x0c\x12\x17\n\x0fprevious_key_id\x18\x02 \x01(\x0c\x12\x13\n\x0bown_key_ids\x18\x03 \x03(\x0c\x12\x17\n\x0fretired_key_ids\x18\x04 \x03(\x0c\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x0c\n\x04left\x18\x06 \x01(\x04\x12\'\n\x07\x62rokers\x18\x07 \x03(\x0b\x32\x16.sealane.v1.BrokerKeys\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\x12\x19\n\x11record_key_number\x18\t \x01(\x04\x12\x1e\n\x16is_record_key_rotating\x18\n \x01(\x08\x12&\n\x1eleft_under_previous_record_key\x18\x0b \x01(\x04\x12\x1a\n\x12record_key_failure\x18\x0c \x01(\t\"=\n\nBrokerKeys\x12\x10\n\x08instance\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07key_ids\x18\x03 \x03(\x0c\"9\n\x17PrepareTenantKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"8\n\x16RotateTenantKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"%\n\x13GetTenantKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\">\n\x15ListTenantKeysRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x16ListTenantKeysResponse\x12*\n\x0btenant_keys\x18\x01 \x03(\x0b\x32\x15.sealane.v1.TenantKey\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xcd\x01\n\tTenantKey\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x0f\n\x07volumes\x18\x04 \x01(\x04\x12\r\n\x05ready\x18\x05 \x01(\x04\x12\x0f\n\x07rotated\x18\x06 \x01(\x04\x12\x19\n\x11\x65xhausted_volumes\x18\n \x01(\x04\x12\x1c\n\x14\x65xhausted_volume_ids\x18\x07 \x03(\t\x12\x16\n\x0e\x66ormer_numbers\x18\x08 \x03(\r\x12\x0f\n\x07\x66\x61ilure\x18\t \x01(\t\"\xbc\x01\n\x17ReplaceAuthorityRequest\x12\x36\n\x04step\x18\x01 \x01(\x0e\x32(.sealane.v1.ReplaceAuthorityRequest.Step\x12\x12\n\ngone_nodes\x18\x02 \x03(\t\x12\x11\n\tauthority\x18\x03 \x01(\x0c\"B\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41NNOUNCE\x10\x01\x12\n\n\x06SWITCH\x10\x02\x12\n\n\x06RETIRE\x10\x03\"\x17\n\x15GetAuthoritiesRequest\"\xb4\x01\n\x0b\x41uthorities\x12\x11\n\tauthority\x18\x01 \x01(\x0c\x12\r\n\x05other\x18\x02 \x01(\x0c\x12\r\n\x05stage\x18\x03 \x01(\t\x12/\n\x0b\x63hange_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x05nodes\x18\x05 \x03(\x0b\x32\x19.sealane.v1.AuthorityNode\x12\x19\n\x11trust_anchors_pem\x18\x06 \x01(\x0c\"M\n\rAuthorityNode\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\tis_active\x18\x04 \x01(\x08\"(\n\x13TakeSnapshotRequest\x12\x11\n\trecipient\x18\x01 \x01(\x0c\"\x1f\n\x0cSnapshotPart\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"+\n\x16RotateVolumeKeyRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"Q\n\x0fVolumeKeyEpochs\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x18\n\x10oldest_key_epoch\x18\x02 \x01(\r\x12\x11\n\tkey_epoch\x18\x03 \x01(\r\"E\n\x1cListRegisteredVolumesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"g\n\x1dListRegisteredVolumesResponse\x12-\n\x07volumes\x18\x01 \x03(\x0b\x32\x1c.sealane.v1.VolumeDescriptor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"M\n\x11ListLeasesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\tvolume_id\x18\x03 \x01(\t\"U\n\x12ListLeasesResponse\x12&\n\x06leases\x18\x01 \x03(\x0b\x32\x16.sealane.v1.LeaseEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xfd\x01\n\nLeaseEntry\x12\x17\n\x0f\x62roker_instance\x18\x01 \x01(\r\x12\x13\n\x0bstart_epoch\x18\x02 \x01(\r\x12\x10\n\x08lease_id\x18\x03 \x01(\x04\x12\x11\n\tvolume_id\x18\x04 \x01(\t\x12\x11\n\tkey_epoch\x18\x05 \x01(\r\x12\x11\n\trecipient\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x0c\x12.\n\ngrant_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x63ounters\x18\t \x01(\x04\x12\x10\n\x08returned\x18\n \x01(\x04\x12\r\n\x05state\x18\x0b \x01(\t2\xca\x08\n\x08Operator\x12R\n\x0fRotateVolumeKey\x12\".sealane.v1.RotateVolumeKeyRequest\x1a\x1b.sealane.v1.VolumeKeyEpochs\x12l\n\x15ListRegisteredVolumes\x12(.sealane.v1.ListRegisteredVolumesRequest\x1a).sealane.v1.ListRegisteredVolumesResponse\x12K\n\nListLeases\x12\x1d.sealane.v1.ListLeasesRequest\x1a\x1e.sealane.v1.ListLeasesResponse\x12Y\n\x13RotateEncryptionKey\x12&.sealane.v1.RotateEncryptionKeyRequest\x1a\x1a.sealane.v1.EncryptionKeys\x12U\n\x11GetEncryptionKeys\x12$.sealane.v1.GetEncryptionKeysRequest\x1a\x1a.sealane.v1.EncryptionKeys\x12Q\n\x0fRotateRecordKey\x12\".sealane.v1.RotateRecordKeyRequest\x1a\x1a.sealane.v1.EncryptionKeys\x12N\n\x10PrepareTenantKey\x12#.sealane.v1.PrepareTenantKeyRequest\x1a\x15.sealane.v1.TenantKey\x12L\n\x0fRotateTenantKey\x12\".sealane.v1.RotateTenantKeyRequest\x1a\x15.sealane.v1.TenantKey\x12\x46\n\x0cGetTenantKey\x12\x1f.sealane.v1.GetTenantKeyRequest\x1a\x15.sealane.v1.TenantKey\x12W\n\x0eListTenantKeys\x12!.sealane.v1.ListTenantKeysRequest\x1a\".sealane.v1.ListTenantKeysResponse\x12P\n\x10ReplaceAuthority\x12#.sealane.v1.ReplaceAuthorityRequest\x1a\x17.sealane.v1.Authorities\x12L\n\x0eGetAuthorities\x12!.sealane.v1.GetAuthoritiesRequest\x1a\x17.sealane.v1.Authorities\x12K\n\x0cTakeSnapshot\x12\x1f.sealane.v1.TakeSnapshotRequest\x1a\x18.sealane.v1.SnapshotPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,34 +43,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCRYPTIONKEYS']._serialized_end=561
   _globals['_BROKERKEYS']._serialized_start=563
   _globals['_BROKERKEYS']._serialized_end=624
-  _globals['_REPLACEAUTHORITYREQUEST']._serialized_start=627
-  _globals['_REPLACEAUTHORITYREQUEST']._serialized_end=815
-  _globals['_REPLACEAUTHORITYREQUEST_STEP']._serialized_start=749
-  _globals['_REPLACEAUTHORITYREQUEST_STEP']._serialized_end=815
-  _globals['_GETAUTHORITIESREQUEST']._serialized_start=817
-  _globals['_GETAUTHORITIESREQUEST']._serialized_end=840
-  _globals['_AUTHORITIES']._serialized_start=843
-  _globals['_AUTHORITIES']._serialized_end=1023
-  _globals['_AUTHORITYNODE']._serialized_start=1025
-  _globals['_AUTHORITYNODE']._serialized_end=1102
-  _globals['_TAKESNAPSHOTREQUEST']._serialized_start=1104
-  _globals['_TAKESNAPSHOTREQUEST']._serialized_end=1144
-  _globals['_SNAPSHOTPART']._serialized_start=1146
-  _globals['_SNAPSHOTPART']._serialized_end=1177
-  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_start=1179
-  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_end=1222
-  _globals['_VOLUMEKEYEPOCHS']._serialized_start=1224
-  _globals['_VOLUMEKEYEPOCHS']._serialized_end=1305
-  _globals['_LISTREGISTEREDVOLUMESREQUEST']._serialized_start=1307
-  _globals['_LISTREGISTEREDVOLUMESREQUEST']._serialized_end=1376
-  _globals['_LISTREGISTEREDVOLUMESRESPONSE']._serialized_start=1378
-  _globals['_LISTREGISTEREDVOLUMESRESPONSE']._serialized_end=1481
-  _globals['_LISTLEASESREQUEST']._serialized_start=1483
-  _globals['_LISTLEASESREQUEST']._serialized_end=1560
-  _globals['_LISTLEASESRESPONSE']._serialized_start=1562
-  _globals['_LISTLEASESRESPONSE']._serialized_end=1647
-  _globals['_LEASEENTRY']._serialized_start=1650
-  _globals['_LEASEENTRY']._serialized_end=1903
-  _globals['_OPERATOR']._serialized_start=1906
-  _globals['_OPERATOR']._serialized_end=2685
+  _globals['_PREPARETENANTKEYREQUEST']._serialized_start=626
+  _globals['_PREPARETENANTKEYREQUEST']._serialized_end=683
+  _globals['_ROTATETENANTKEYREQUEST']._serialized_start=685
+  _globals['_ROTATETENANTKEYREQUEST']._serialized_end=741
+  _globals['_GETTENANTKEYREQUEST']._serialized_start=743
+  _globals['_GETTENANTKEYREQUEST']._serialized_end=780
+  _globals['_LISTTENANTKEYSREQUEST']._serialized_start=782
+  _globals['_LISTTENANTKEYSREQUEST']._serialized_end=844
+  _globals['_LISTTENANTKEYSRESPONSE']._serialized_start=846
+  _globals['_LISTTENANTKEYSRESPONSE']._serialized_end=939
+  _globals['_TENANTKEY']._serialized_start=942
+  _globals['_TENANTKEY']._serialized_end=1147
+  _globals['_REPLACEAUTHORITYREQUEST']._serialized_start=1150
+  _globals['_REPLACEAUTHORITYREQUEST']._serialized_end=1338
+  _globals['_REPLACEAUTHORITYREQUEST_STEP']._serialized_start=1272
+  _globals['_REPLACEAUTHORITYREQUEST_STEP']._serialized_end=1338
+  _globals['_GETAUTHORITIESREQUEST']._serialized_start=1340
+  _globals['_GETAUTHORITIESREQUEST']._serialized_end=1363
+  _globals['_AUTHORITIES']._serialized_start=1366
+  _globals['_AUTHORITIES']._serialized_end=1546
+  _globals['_AUTHORITYNODE']._serialized_start=1548
+  _globals['_AUTHORITYNODE']._serialized_end=1625
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_start=1627
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_end=1667
+  _globals['_SNAPSHOTPART']._serialized_start=1669
+  _globals['_SNAPSHOTPART']._serialized_end=1700
+  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_start=1702
+  _globals['_ROTATEVOLUMEKEYREQUEST']._serialized_end=1745
+  _globals['_VOLUMEKEYEPOCHS']._serialized_start=1747
+  _globals['_VOLUMEKEYEPOCHS']._serialized_end=1828
+  _globals['_LISTREGISTEREDVOLUMESREQUEST']._serialized_start=1830
+  _globals['_LISTREGISTEREDVOLUMESREQUEST']._serialized_end=1899
+  _globals['_LISTREGISTEREDVOLUMESRESPONSE']._serialized_start=1901
+  _globals['_LISTREGISTEREDVOLUMESRESPONSE']._serialized_end=2004
+  _globals['_LISTLEASESREQUEST']._serialized_start=2006
+  _globals['_LISTLEASESREQUEST']._serialized_end=2083
+  _globals['_LISTLEASESRESPONSE']._serialized_start=2085
+  _globals['_LISTLEASESRESPONSE']._serialized_end=2170
+  _globals['_LEASEENTRY']._serialized_start=2173
+  _globals['_LEASEENTRY']._serialized_end=2426
+  _globals['_OPERATOR']._serialized_start=2429
+  _globals['_OPERATOR']._serialized_end=3527
 # @@protoc_insertion_point(module_scope)

@@ -166,6 +166,163 @@ class BrokerKeys(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class PrepareTenantKeyRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    number: builtins.int
+    """of the key to be replaced, as in RotateRecordKeyRequest"""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["number", b"number", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RotateTenantKeyRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    number: builtins.int
+    """of the prepared key"""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["number", b"number", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetTenantKeyRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListTenantKeysRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    page_token: builtins.str
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListTenantKeysResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_KEYS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    @builtins.property
+    def tenant_keys(self) -> containers.RepeatedCompositeFieldContainer[TenantKey]: ...
+    def __init__(
+        self,
+        *,
+        tenant_keys: abc.Iterable[TenantKey] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["next_page_token", b"next_page_token", "tenant_keys", b"tenant_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TenantKey(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    VOLUMES_FIELD_NUMBER: builtins.int
+    READY_FIELD_NUMBER: builtins.int
+    ROTATED_FIELD_NUMBER: builtins.int
+    EXHAUSTED_VOLUMES_FIELD_NUMBER: builtins.int
+    EXHAUSTED_VOLUME_IDS_FIELD_NUMBER: builtins.int
+    FORMER_NUMBERS_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    number: builtins.int
+    """of its present key: replacements so far"""
+    stage: builtins.str
+    """"preparing", "prepared", "rotating", "incomplete"; empty: no rotation is in progress."""
+    volumes: builtins.int
+    """Live volumes; ListTenantKeys counts them only while a rotation is in progress."""
+    ready: builtins.int
+    """of these: the next key epoch derives from the present key"""
+    rotated: builtins.int
+    """of these: the present key epoch does"""
+    exhausted_volumes: builtins.int
+    """of these: not rotated, and no key epochs left"""
+    failure: builtins.str
+    """why the answering broker could not go on; empty: nothing"""
+    @builtins.property
+    def exhausted_volume_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """the first 100 of them"""
+
+    @builtins.property
+    def former_numbers(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of former keys that are kept"""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        number: builtins.int = ...,
+        stage: builtins.str = ...,
+        volumes: builtins.int = ...,
+        ready: builtins.int = ...,
+        rotated: builtins.int = ...,
+        exhausted_volumes: builtins.int = ...,
+        exhausted_volume_ids: abc.Iterable[builtins.str] | None = ...,
+        former_numbers: abc.Iterable[builtins.int] | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["exhausted_volume_ids", b"exhausted_volume_ids", "exhausted_volumes", b"exhausted_volumes", "failure", b"failure", "former_numbers", b"former_numbers", "number", b"number", "ready", b"ready", "rotated", b"rotated", "stage", b"stage", "tenant", b"tenant", "volumes", b"volumes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ReplaceAuthorityRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

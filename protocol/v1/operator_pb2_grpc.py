@@ -66,6 +66,26 @@ class OperatorStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateRecordKeyRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
                 _registered_method=True)
+        self.PrepareTenantKey = channel.unary_unary(
+                '/sealane.v1.Operator/PrepareTenantKey',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.PrepareTenantKeyRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.FromString,
+                _registered_method=True)
+        self.RotateTenantKey = channel.unary_unary(
+                '/sealane.v1.Operator/RotateTenantKey',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateTenantKeyRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.FromString,
+                _registered_method=True)
+        self.GetTenantKey = channel.unary_unary(
+                '/sealane.v1.Operator/GetTenantKey',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetTenantKeyRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.FromString,
+                _registered_method=True)
+        self.ListTenantKeys = channel.unary_unary(
+                '/sealane.v1.Operator/ListTenantKeys',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListTenantKeysRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListTenantKeysResponse.FromString,
+                _registered_method=True)
         self.ReplaceAuthority = channel.unary_unary(
                 '/sealane.v1.Operator/ReplaceAuthority',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ReplaceAuthorityRequest.SerializeToString,
@@ -131,6 +151,35 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareTenantKey(self, request, context):
+        """Makes a tenant's next key, from which keys of later key epochs derive; idempotent. Brokers make
+        volumes ready for it by themselves; GetTenantKey shows how far they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateTenantKey(self, request, context):
+        """Has all volumes of a tenant begin a key epoch of its prepared key; idempotent. Brokers continue
+        by themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTenantKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenantKeys(self, request, context):
+        """Lists the tenants whose key was ever replaced, by name. A page may be short.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReplaceAuthority(self, request, context):
         """Takes the next step of a replacement of the brokers' authority; idempotent.
         """
@@ -183,6 +232,26 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.RotateRecordKey,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateRecordKeyRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.SerializeToString,
+            ),
+            'PrepareTenantKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareTenantKey,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.PrepareTenantKeyRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.SerializeToString,
+            ),
+            'RotateTenantKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateTenantKey,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateTenantKeyRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.SerializeToString,
+            ),
+            'GetTenantKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTenantKey,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.GetTenantKeyRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.SerializeToString,
+            ),
+            'ListTenantKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenantKeys,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListTenantKeysRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_operator__pb2.ListTenantKeysResponse.SerializeToString,
             ),
             'ReplaceAuthority': grpc.unary_unary_rpc_method_handler(
                     servicer.ReplaceAuthority,
@@ -364,6 +433,114 @@ class Operator:
             '/sealane.v1.Operator/RotateRecordKey',
             sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateRecordKeyRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_operator__pb2.EncryptionKeys.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareTenantKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/PrepareTenantKey',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.PrepareTenantKeyRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateTenantKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/RotateTenantKey',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.RotateTenantKeyRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTenantKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/GetTenantKey',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.GetTenantKeyRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.TenantKey.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenantKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Operator/ListTenantKeys',
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.ListTenantKeysRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_operator__pb2.ListTenantKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,17 @@ class OperatorStub:
     """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
     themselves; GetEncryptionKeys shows how far they are.
     """
+    PrepareTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PrepareTenantKeyRequest, _operator_pb2.TenantKey]
+    """Makes a tenant's next key, from which keys of later key epochs derive; idempotent. Brokers make
+    volumes ready for it by themselves; GetTenantKey shows how far they are.
+    """
+    RotateTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateTenantKeyRequest, _operator_pb2.TenantKey]
+    """Has all volumes of a tenant begin a key epoch of its prepared key; idempotent. Brokers continue
+    by themselves.
+    """
+    GetTenantKey: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetTenantKeyRequest, _operator_pb2.TenantKey]
+    ListTenantKeys: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListTenantKeysRequest, _operator_pb2.ListTenantKeysResponse]
+    """Lists the tenants whose key was ever replaced, by name. A page may be short."""
     ReplaceAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReplaceAuthorityRequest, _operator_pb2.Authorities]
     """Takes the next step of a replacement of the brokers' authority; idempotent."""
     GetAuthorities: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetAuthoritiesRequest, _operator_pb2.Authorities]
@@ -78,6 +89,17 @@ class OperatorAsyncStub(OperatorStub):
     """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
     themselves; GetEncryptionKeys shows how far they are.
     """
+    PrepareTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.PrepareTenantKeyRequest, _operator_pb2.TenantKey]  # type: ignore[assignment]
+    """Makes a tenant's next key, from which keys of later key epochs derive; idempotent. Brokers make
+    volumes ready for it by themselves; GetTenantKey shows how far they are.
+    """
+    RotateTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateTenantKeyRequest, _operator_pb2.TenantKey]  # type: ignore[assignment]
+    """Has all volumes of a tenant begin a key epoch of its prepared key; idempotent. Brokers continue
+    by themselves.
+    """
+    GetTenantKey: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetTenantKeyRequest, _operator_pb2.TenantKey]  # type: ignore[assignment]
+    ListTenantKeys: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListTenantKeysRequest, _operator_pb2.ListTenantKeysResponse]  # type: ignore[assignment]
+    """Lists the tenants whose key was ever replaced, by name. A page may be short."""
     ReplaceAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReplaceAuthorityRequest, _operator_pb2.Authorities]  # type: ignore[assignment]
     """Takes the next step of a replacement of the brokers' authority; idempotent."""
     GetAuthorities: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetAuthoritiesRequest, _operator_pb2.Authorities]  # type: ignore[assignment]
@@ -139,6 +161,41 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         """Begins to replace the key for the MACs of the store's records; idempotent. Brokers continue by
         themselves; GetEncryptionKeys shows how far they are.
         """
+
+    @_abc_1.abstractmethod
+    def PrepareTenantKey(
+        self,
+        request: _operator_pb2.PrepareTenantKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TenantKey, _abc.Awaitable[_operator_pb2.TenantKey]]:
+        """Makes a tenant's next key, from which keys of later key epochs derive; idempotent. Brokers make
+        volumes ready for it by themselves; GetTenantKey shows how far they are.
+        """
+
+    @_abc_1.abstractmethod
+    def RotateTenantKey(
+        self,
+        request: _operator_pb2.RotateTenantKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TenantKey, _abc.Awaitable[_operator_pb2.TenantKey]]:
+        """Has all volumes of a tenant begin a key epoch of its prepared key; idempotent. Brokers continue
+        by themselves.
+        """
+
+    @_abc_1.abstractmethod
+    def GetTenantKey(
+        self,
+        request: _operator_pb2.GetTenantKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TenantKey, _abc.Awaitable[_operator_pb2.TenantKey]]: ...
+
+    @_abc_1.abstractmethod
+    def ListTenantKeys(
+        self,
+        request: _operator_pb2.ListTenantKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListTenantKeysResponse, _abc.Awaitable[_operator_pb2.ListTenantKeysResponse]]:
+        """Lists the tenants whose key was ever replaced, by name. A page may be short."""
 
     @_abc_1.abstractmethod
     def ReplaceAuthority(

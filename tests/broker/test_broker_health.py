@@ -98,7 +98,7 @@ async def test_store_that_will_never_answer_again_ends_the_broker(tmp_path: Path
     ending = asyncio.ensure_future(end_with(registry.store))
     inner._failure = UnavailableError("broker.store.outcome_unknown", "the disk is full")
     with pytest.raises(UnavailableError):
-        await registry.tenant_key("t")
+        await registry.tenant_key("t", 0)
     with pytest.raises(UnavailableError) as caught:
         await asyncio.wait_for(ending, PATIENCE_SECONDS)
     assert caught.value.reason == "broker.store.outcome_unknown"

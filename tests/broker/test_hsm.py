@@ -154,7 +154,7 @@ async def test_a_store_moves_from_a_file_into_a_token_and_on_to_its_next_key(
     _, _, registry = await start_broker(
         SqliteStore(path), starts=Count(), heads=Count(), kek=bytes(32)
     )
-    before = await registry.tenant_key("t")
+    before = await registry.tenant_key("t", 0)
     await registry.close()
     for keys in (
         [WrappingKey(bytes(32)), HsmKey(place)],
@@ -165,11 +165,11 @@ async def test_a_store_moves_from_a_file_into_a_token_and_on_to_its_next_key(
         await rotation.announce()
         await rotation.begin()
         await rotation.proceed()
-        assert await registry.tenant_key("t") == before
+        assert await registry.tenant_key("t", 0) == before
         registry.keys.close()
         await registry.close()
     registry = await Registry.open(SqliteStore(path), HsmKey(following), node="b")
-    assert await registry.tenant_key("t") == before
+    assert await registry.tenant_key("t", 0) == before
     registry.keys.close()
     await registry.close()
 

@@ -34,7 +34,7 @@ class Disk:
                 store, starts=self.starts, heads=self.heads, node=node, instance=instance
             )
             for _ in range(commits):
-                await registry.tenant_key(f"t{await store.revision()}")
+                await registry.tenant_key(f"t{await store.revision()}", 0)
             await registry.close()
             return started
         finally:
@@ -92,7 +92,7 @@ async def test_store_put_back_within_one_start_is_refused(disk: Disk) -> None:
     await store.query("PRAGMA wal_checkpoint(TRUNCATE)")
     snapshot = disk.path.read_bytes()
     # The same start goes on and anchors a head, which must not be rolled back.
-    await registry.tenant_key("t")
+    await registry.tenant_key("t", 0)
     await instance.inspect()
     await registry.close()
     disk.path.write_bytes(snapshot)
@@ -222,7 +222,7 @@ async def test_head_follows_commits_and_nothing_else(disk: Disk) -> None:
     for _ in range(3):
         await instance.inspect()
     assert disk.heads.value == counted
-    await registry.tenant_key("t")
+    await registry.tenant_key("t", 0)
     await instance.inspect()
     assert disk.heads.value == counted + 1
     # Concurrent callers that wait for a commit to be covered share a head.
@@ -238,7 +238,7 @@ async def test_caller_that_is_cancelled_does_not_interrupt_a_head(disk: Disk) ->
     store = SqliteStore(disk.path)
     _, instance, registry = await start_broker(store, starts=disk.starts, heads=heads)
     for call in (instance.anchor, instance.inspect, partial(instance.cover, 1 << 40)):
-        await registry.tenant_key(f"t{heads.value}")
+        await registry.tenant_key(f"t{heads.value}", 0)
         counted = heads.value
         heads.may_end.clear()
         async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
@@ -276,14 +276,14 @@ async def test_head_that_was_not_counted_is_never_written_again(disk: Disk) -> N
     store = SqliteStore(disk.path)
     _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
     disk.heads.increment = _full  # type: ignore[method-assign]
-    await registry.tenant_key("before")
+    await registry.tenant_key("before", 0)
     with pytest.raises(UnavailableError):
         await instance.inspect()
     del disk.heads.increment  # type: ignore[method-assign]
     # The adversary keeps the store as it is with a head that isn't counted yet.
     await store.query("PRAGMA wal_checkpoint(TRUNCATE)")
     kept = disk.path.read_bytes()
-    await registry.tenant_key("after")
+    await registry.tenant_key("after", 0)
     await instance.cover(await store.revision())
     await registry.close()
     disk.path.write_bytes(kept)
@@ -298,7 +298,7 @@ async def test_head_whose_commit_had_an_unknown_outcome_is_no_roll_back(disk: Di
     store = Forgetful(disk.path)
     _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
     for call in (instance.inspect, instance.anchor):
-        await registry.tenant_key(f"t{disk.heads.value}")
+        await registry.tenant_key(f"t{disk.heads.value}", 0)
         store.is_forgetful = True
         with pytest.raises(UnavailableError):
             await instance.anchor()
@@ -317,7 +317,7 @@ async def test_head_that_a_store_may_have_lost_is_written_by_the_next_start_only
 ) -> None:
     store = Forgetful(disk.path)
     _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
-    await registry.tenant_key("t")
+    await registry.tenant_key("t", 0)
     store.is_forgetful, store.is_idle = True, True
     with pytest.raises(UnavailableError):
         await instance.anchor()
@@ -378,7 +378,7 @@ async def test_counter_that_another_process_uses_stops_the_start(disk: Disk) -> 
 async def test_forged_and_moved_records_are_refused(disk: Disk) -> None:
     store = SqliteStore(disk.path)
     _, _, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
-    await registry.tenant_key("t")
+    await registry.tenant_key("t", 0)
     entry = await store.get("tenants/t")
     assert entry is not None
     forged = bytearray(entry.value)

@@ -24,7 +24,7 @@ async def test_orderly_stop_leaves_nothing_that_could_be_undone(tmp_path: Path) 
             shutil.copy(tmp_path / STORE_NAME, tmp_path / "older")
             shutil.copy(tmp_path / f"{STORE_NAME}-wal", tmp_path / "older-wal")
             if commit:
-                await opened.service.registry.tenant_key("t")
+                await opened.service.registry.tenant_key("t", 0)
         return _head(tmp_path) - before
 
     assert await start(commit=False) == 0

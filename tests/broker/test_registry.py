@@ -75,7 +75,7 @@ async def test_lease_comes_back_once(registry: Registry) -> None:
 
 
 async def test_brokers_that_race_make_one_tenant_and_one_volume(registry: Registry) -> None:
-    keys = await asyncio.gather(*(registry.tenant_key("t") for _ in range(8)))
+    keys = await asyncio.gather(*(registry.tenant_key("t", 0) for _ in range(8)))
     assert len({bytes(key) for key in keys}) == 1
     made = await asyncio.gather(*(registry.register(volume()) for _ in range(8)))
     assert [is_new for _, is_new in made].count(0) == 7

@@ -86,7 +86,7 @@ def place() -> Iterator[Place]:
 async def filled_store(opened: OpenedBroker) -> None:
     """Put one record of each kind that a restore changes."""
     registry = opened.service.registry
-    (await registry.tenant_key("t"))[:] = bytes(32)
+    (await registry.tenant_key("t", 0))[:] = bytes(32)
     volume = VolumeRecord(
         volume_id=VOLUME,
         tenant="t",
@@ -213,7 +213,7 @@ async def test_snapshot_from_the_middle_of_a_rotation_needs_both_keys_and_goes_o
         progress = await opened.rewrapping.progress()
         assert (progress.key_id, progress.left) == (ids[0], 0)
         assert progress.retired == (ids[1],)
-        assert await opened.service.registry.tenant_key("t")
+        assert await opened.service.registry.tenant_key("t", 0)
 
 
 async def test_second_restore_of_a_snapshot_repeats_nothing_of_the_first(place: Place) -> None:
@@ -636,7 +636,7 @@ async def test_snapshot_is_one_revision_while_brokers_commit(registry: Registry)
 
     async def load(tenant: int) -> None:
         while not is_over.is_set():
-            await registry.tenant_key(f"t{tenant}")
+            await registry.tenant_key(f"t{tenant}", 0)
             tenant += 8
 
     async with asyncio.TaskGroup() as tasks:
@@ -683,6 +683,7 @@ async def test_operator_restores_only_with_confirmation(place: Place) -> None:
     asked = await asyncio.to_thread(sealanectl, *arguments)
     assert asked.returncode == 2
     assert "confirmation.missing" in asked.stderr, asked.stderr
+    assert "tenants' keys that were replaced since are in use again" in asked.stderr
     assert [*place.state.glob("broker.sqlite*")] == []
     file.write_bytes(snapshot[:-1])
     refused = await asyncio.to_thread(sealanectl, *arguments, "--yes")

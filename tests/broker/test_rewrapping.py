@@ -49,7 +49,7 @@ async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
 
 async def fill(registry: Registry) -> None:
     for tenant in ("t1", "t2", "t3"):
-        await registry.tenant_key(tenant)
+        await registry.tenant_key(tenant, 0)
     for number in (1, 2):
         name = uuid.UUID(int=number)
         record, same_key = await registry.new_device(name, owner="n")
@@ -58,9 +58,11 @@ async def fill(registry: Registry) -> None:
 
 async def secrets_of(registry: Registry) -> list[bytes]:
     tenants, _ = await registry.tenants.page(limit=100)
+    former, _ = await registry.tenant_keys.page(limit=100)
     devices, _ = await registry.devices.page(limit=100)
     return [
-        *[bytes(await registry.tenant_key(each.name)) for each in tenants],
+        *[bytes(await registry.tenant_key(each.name, each.record.key_number)) for each in tenants],
+        *[bytes(await registry.tenant_key(r.tenant, r.number)) for r in (e.record for e in former)],
         *[
             bytes(registry.device_secret(each.record))
             for each in devices
@@ -232,7 +234,7 @@ async def test_records_of_earlier_versions_name_no_key(registry: Registry) -> No
         )
     await registry.commit([same_authority(authority)], puts)
     before = await secrets_of(registry)
-    await registry.tenant_key("t4")
+    await registry.tenant_key("t4", 0)
     fresh = await registry.tenants.get("t4")
     assert fresh is not None
     assert fresh.record.key_id == UNNAMED, "earlier versions still read what is new"
@@ -283,7 +285,7 @@ async def test_two_brokers_on_one_etcd_rotate_at_once(etcd: Cluster) -> None:
     names = [f"new{number}" for number in range(20)]
     await asyncio.gather(
         *map(rotate, rotations),
-        *[brokers[number % 2].tenant_key(name) for number, name in enumerate(names)],
+        *[brokers[number % 2].tenant_key(name, 0) for number, name in enumerate(names)],
     )
     alone = await joined("00003", NEW)
     assert set(before) <= set(await secrets_of(alone))

@@ -15,7 +15,7 @@ import pytest
 
 from broker.test_devices import REQUEST, D, S, World
 from broker.test_rewrapping import ID, NEW, OLD, fill, secrets_of
-from brokers import Count, rewrapping_of, start_broker
+from brokers import Count, rewrapping_of, start_broker, tenant_key_rotation_of
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import rewrapping
 from sealane.daemon.broker.keyring import UNNAMED
@@ -29,6 +29,9 @@ from sealane.protocol.kinds import AnchorKind
 pytestmark = pytest.mark.slow
 
 Act = Callable[[Registry], Awaitable[Any]]
+
+UNUSED = "t5"
+"""A tenant without volumes."""
 
 
 class Stopping:
@@ -101,7 +104,22 @@ async def rotate(registry: Registry) -> None:
 
 
 async def new_tenant(registry: Registry) -> None:
-    await registry.tenant_key("t4")
+    await registry.tenant_key("t4", 0)
+
+
+async def replace_tenant_key(registry: Registry) -> None:
+    """Make a tenant's next key; the one before moves to another record."""
+    await tenant_key_rotation_of(registry).prepare("t1", 0)
+
+
+async def delete_tenant_key(registry: Registry) -> None:
+    """End the rotation of a tenant's key, and delete the one before, which no volume needs."""
+    rotation = tenant_key_rotation_of(registry)
+    await rotation.proceed()
+    await rotation.rotate(UNUSED, 1)
+    await rotation.proceed()
+    shown = await rotation.progress(UNUSED)
+    assert (shown.stage, shown.former) == (None, ())
 
 
 async def new_volume(registry: Registry) -> None:
@@ -174,6 +192,9 @@ async def run(
     _, _, made = await start_broker(Stopping(store), starts=Count(), heads=Count(), kek=OLD)
     await fill(made)
     before = await secrets_of(made)
+    if delete_tenant_key in {first, second}:
+        await made.tenant_key(UNUSED, 0)
+        await tenant_key_rotation_of(made).prepare(UNUSED, 0)
     await rewrapping_of(made).announce([WrappingKey(OLD), WrappingKey(NEW)])
     await made.close()
     views = [Stopping(store), Stopping(store)]
@@ -224,8 +245,12 @@ async def run(
     [
         (rotate, rotate),
         (rotate, new_tenant),
+        (rotate, replace_tenant_key),
         (rotate, change_tenant),
+        (rotate, delete_tenant_key),
+        (delete_tenant_key, rotate),
         (new_tenant, rotate),
+        (replace_tenant_key, rotate),
         (new_volume, rotate),
         (new_anchored_volume, rotate),
         (open_device, rotate),
@@ -253,6 +278,44 @@ async def test_every_order_ends_with_all_keys_under_the_new_one(
             break
         steps += 1
     assert steps > 1
+
+
+async def test_key_that_moves_to_another_record_is_met_by_a_pass(tmp_path: Path) -> None:
+    """Of the only tenant: nothing else makes another pass necessary."""
+    steps, was_stopped = 0, True
+    while was_stopped:
+        steps += 1
+        was_stopped = await _moves_beside(tmp_path / f"{steps}.sqlite", stop_at=steps)
+    assert steps > 1
+
+
+async def _moves_beside(path: Path, *, stop_at: int) -> bool:
+    store = SqliteStore(path)
+    _, _, made = await start_broker(Stopping(store), starts=Count(), heads=Count(), kek=OLD)
+    before = bytes(await made.tenant_key("t1", 0))
+    await rewrapping_of(made).announce([WrappingKey(OLD), WrappingKey(NEW)])
+    await made.close()
+    views = [Stopping(store), Stopping(store)]
+    one, two = [
+        await Registry.open(view, WrappingKey(OLD), WrappingKey(NEW), node="b") for view in views
+    ]
+    view = views[0]
+    view.steps, view.stop_at = 0, stop_at
+
+    async def meanwhile() -> None:
+        view.meanwhile = None
+        await replace_tenant_key(two)
+
+    view.meanwhile = meanwhile
+    await rotate(one)
+    was_stopped = view.meanwhile is None
+    await one.close()
+    await two.close()
+    alone = await Registry.open(Stopping(store), WrappingKey(NEW), node="b")
+    assert await alone.tenant_key("t1", 0) == before
+    await alone.close()
+    await store.close()
+    return was_stopped
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])

@@ -202,7 +202,7 @@ async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: in
         with pytest.raises(UsageError):
             await registry.volume(DELETED)
         assert await registry.register(volume) == (volume, False)
-        assert bytes(await registry.tenant_key("t")) == b"k" * 32
+        assert bytes(await registry.tenant_key("t", 0)) == b"k" * 32
         tenant = await registry.tenants.get("t")
         assert tenant is not None
         assert tenant.record.volume_count == 1

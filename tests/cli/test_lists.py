@@ -211,6 +211,8 @@ IN_FULL = {
     # One name may begin another: `node revoke node-1` must not mean node-10.
     ("node", "node"),
     ("offload", "label"),
+    # Only a policy lists them.
+    ("key", "tenant"),
 }
 FILES = {"file", "path"}
 
