@@ -39,7 +39,7 @@ NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "device": ("store directories of targets, at a broker", ("devices:add_verbs",)),
     "key": (
-        "key files (no daemon needed) and keys of volumes",
+        "key files (no daemon needed), and keys of volumes, tenants and brokers",
         (
             "keys:add_verbs",
             "broker:add_key_verbs",

@@ -164,4 +164,4 @@ def add_verbs(verbs: Any) -> None:
         "--wait", action="store_true", help="wait until no record is under the key before"
     )
     destructive(rotate)
-    watched(verb(verbs, "status", key_status, "show which keys of brokers are in use"))
+    watched(verb(verbs, "status", key_status, "show which keys of brokers and tenants are in use"))
