@@ -260,7 +260,7 @@ class LossEstimator:
 
 
 class Planner:
-    """Keeps the plan of one path up to date; shared with others of the same path."""
+    """Keeps one path's plan current. Sessions of one path share its rows."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Plans that the sessions of a path share.
 
-A plan takes up to a second of processor time. Sessions of one path want nearly the same: what they
+A plan takes seconds of processor time where losses are high. Sessions of one path want nearly the same: what they
 have measured differs by less than what makes a plan out of date. So they are planned for the same
 rounded values, and a plan that was made is used again.
 """
@@ -20,7 +20,9 @@ STEP: Final = 1.1
 """Loss, bursts and round trip are rounded to powers of this. A plan is out of date at a factor of
 1.5 at the earliest."""
 _PLANS_KEPT: Final = 256
-"""Each with some 2 KiB."""
+"""Each with some 2 KiB, and the `check` of whoever asked for it first."""
+_LOOKS_SECONDS: Final = 0.1
+"""Interval at which one that waits for another's plan looks whether it is still wanted."""
 
 _planning = threading.Lock()
 """One plan is made at a time: another session may be waiting for the same one."""
@@ -54,9 +56,13 @@ def shared_plan(
         caution=_near(caution),
         check=check,
     )
-    with _planning:
+    check()
+    while not _planning.acquire(timeout=_LOOKS_SECONDS):
         check()
+    try:
         made = _made(wanted)
+    finally:
+        _planning.release()
     return replace(made, path=path, caution=caution)
 
 

@@ -20,8 +20,9 @@ SIZE_MIB = 64
 
 def built_guest(arch: Architecture, cache: Path) -> Path:
     """Build a guest unless it is there. Without QEMU or Debian's packages the test fails."""
-    if not shutil.which(arch.qemu):
-        pytest.fail(f"{arch.qemu} is not installed: make packages", pytrace=False)
+    for program in filter(None, (arch.qemu, arch.runner.emulator)):
+        if not shutil.which(program):
+            pytest.fail(f"{program} is not installed: make packages", pytrace=False)
     built = subprocess.run(
         [HERE / "build-guest", "--arch", arch.name, cache],
         capture_output=True,

@@ -16,7 +16,7 @@ from seeds import SEED
 PATH = Path(
     rate_bits_per_second=1e9,
     round_trip_seconds=STEP**-40,
-    loss=Loss(rate=STEP**-90, burst_packets=STEP**8, is_timed=True),
+    loss=Loss(rate=STEP**-130, burst_packets=STEP**8, is_timed=True),
     unit_bytes=1400,
 )
 KIB = 1 << 10
@@ -38,7 +38,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def planned(
     path: Path,
-    objective: Objective = Objective.P99,
+    objective: Objective = Objective.MEAN,
     caution: float = 0.0,
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
@@ -69,9 +69,9 @@ def test_sessions_of_a_path_share_one_plan_and_keep_what_each_has_measured(
         lambda: planned(replace(PATH, count=2)),
         lambda: planned(replace(PATH, rate_bits_per_second=2e9)),
         lambda: planned(replace(PATH, unit_bytes=8900)),
-        lambda: planned(PATH, Objective.MEAN),
+        lambda: planned(PATH, Objective.P99),
         lambda: planned(PATH, caution=0.01),
-        lambda: shared_plan(PATH, Objective.P99, 0.1, caution=0.0, check=lambda: None),
+        lambda: shared_plan(PATH, Objective.MEAN, 0.1, caution=0.0, check=lambda: None),
     ],
 )
 def test_another_path_objective_or_caution_has_another_plan(
@@ -82,12 +82,12 @@ def test_another_path_objective_or_caution_has_another_plan(
     assert len(made) == 2
 
 
-def test_what_is_never_lost_and_what_is_nearly_always_are_planned_for_as_they_are(
+def test_no_loss_and_the_largest_planned_loss_are_not_rounded(
     made: list[Path],
 ) -> None:
     worst = Loss(rate=PLANNED_LOSS_MAX)
     for loss in (Loss(rate=0.0), worst, replace(worst, rate=PLANNED_LOSS_MAX * 0.999)):
-        planned(replace(PATH, loss=loss), Objective.MEAN)
+        planned(replace(PATH, loss=loss))
     assert [path.loss.rate for path in made] == [0.0, PLANNED_LOSS_MAX]
 
 
@@ -100,7 +100,7 @@ def test_a_shared_plan_is_nearly_as_good_as_the_best_scheme(number: int) -> None
         loss=Loss(rate=10 ** random.uniform(-5, -2), burst_packets=random.choice([1.0, 4.0, 20.0])),
         unit_bytes=4096,
     )
-    rows = planned(path)
+    rows = planned(path, Objective.P99)
     for size in (64 * KIB, 4096 * KIB):
         best = rank(path, size, Objective.P99)[0]
         chosen = evaluate(path, size, rows.row(size).scheme)
@@ -124,7 +124,34 @@ def test_a_plan_that_one_session_abandons_is_made_for_another(made: list[Path]) 
         assert has_begun.wait(10)
         second = pool.submit(planned, PATH)
         given_up.set()
-        assert second.result().rows == plan(like(1), Objective.P99).rows
+        assert second.result().rows == plan(PATH, Objective.MEAN).rows
         with pytest.raises(_AbandonedError):
             first.result()
     assert len(made) == 2
+
+
+def test_a_session_that_waits_for_anothers_plan_can_give_up(made: list[Path]) -> None:
+    has_begun, given_up = threading.Event(), threading.Event()
+
+    class _GivenUpError(Exception):
+        pass
+
+    def hold() -> None:
+        if made:
+            has_begun.set()
+            assert given_up.wait(10)
+
+    def give_up() -> None:
+        if has_begun.is_set():
+            raise _GivenUpError
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(planned, PATH, check=hold)
+        assert has_begun.wait(10)
+        waits = iter([None])
+        try:
+            with pytest.raises(_GivenUpError):
+                planned(PATH, check=lambda: next(waits, None) or give_up())
+        finally:
+            given_up.set()
+        first.result()

@@ -67,7 +67,7 @@ async def _measure(missing: Wanted, records: Records, minutes: float) -> None:
                 async for found in measure.measure(scheme, wanted, until=until):
                     records.put(found["key"], found)
                     progress.advance(task)
-            except (TimeoutError, RuntimeError, Error) as error:
+            except (OSError, RuntimeError, Error) as error:
                 # The next command tries the rest of them again.
                 progress.console.print(f"{scheme.name} stopped: {error}")
 
