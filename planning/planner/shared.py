@@ -1,8 +1,8 @@
 """Plans that the sessions of a path share.
 
-A plan takes seconds of processor time where losses are high. Sessions of one path want nearly the same: what they
-have measured differs by less than what makes a plan out of date. So they are planned for the same
-rounded values, and a plan that was made is used again.
+A plan takes seconds of processor time where losses are high. Sessions of one path want nearly the
+same: what they have measured differs by less than what makes a plan out of date. Therefore they are
+planned for the same rounded values, and a plan that was made is used again.
 """
 
 import math

@@ -47,15 +47,16 @@ def is_in_use(machine: Machine) -> bool:
     return card(machine)["state"] == "in_use"
 
 
+def figure(machine: Machine, name: str) -> int:
+    """Return a figure of the card."""
+    found = card(machine)[name]
+    assert isinstance(found, int)
+    return found
+
+
 def wait_for_figure(machine: Machine, name: str, at_least: int) -> None:
     """Wait until a figure of the card has grown."""
-
-    def has_grown() -> bool:
-        found = card(machine)[name]
-        assert isinstance(found, int)
-        return found >= at_least
-
-    wait_until(has_grown, machine)
+    wait_until(lambda: figure(machine, name) >= at_least, machine)
 
 
 def give_card(machine: Machine, maker: Maker) -> None:
@@ -92,12 +93,8 @@ def give_card(machine: Machine, maker: Maker) -> None:
 
 def kill(machine: Machine) -> None:
     """Kill the card's unit once the card has sealed; return when it is used again."""
-    before = card(machine)
-    sealed, losses = before["sectors_sealed"], before["losses"]
-    assert isinstance(sealed, int)
-    assert isinstance(losses, int)
-    restarts = int(machine.property(CARD, "NRestarts"))
-    wait_for_figure(machine, "sectors_sealed", sealed + SECTORS)
+    wait_for_figure(machine, "sectors_sealed", figure(machine, "sectors_sealed") + SECTORS)
+    losses, restarts = figure(machine, "losses"), int(machine.property(CARD, "NRestarts"))
     machine.run("systemctl", "kill", "--signal=SIGKILL", CARD)
     wait_for_figure(machine, "losses", losses + 1)
     wait_until(lambda: int(machine.property(CARD, "NRestarts")) == restarts + 1, machine)
