@@ -269,13 +269,9 @@ class DeviceBooks:
         )
 
     async def _volumes(self, device_id: uuid.UUID) -> AsyncIterator[Stored[VolumeRecord]]:
-        after, has_more = "", True
-        while has_more:
-            page, has_more = await self._registry.volumes.page(after=after, limit=PAGE_ENTRIES_MAX)
-            for each in page:
-                after = each.name
-                if each.record.device_id == device_id and not each.record.is_deleted:
-                    yield each
+        async for each in self._registry.volumes.records():
+            if each.record.device_id == device_id and not each.record.is_deleted:
+                yield each
 
     async def _move_volume(self, volume_id: uuid.UUID, node: str) -> None:
         table, name = self._registry.volumes, str(volume_id)

@@ -32,7 +32,7 @@ from sealane.daemon.broker.records import (
     Stored,
 )
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX, Compare
+from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, Compare
 from sealane.daemon.broker.volume_access import own_volume
 from sealane.daemon.config import AUTHORIZATION_SECONDS
 from sealane.daemon.device.anchors.anchor import CATALOGUE, Anchored, Change, check_changes
@@ -448,14 +448,10 @@ class Devices:
 
 async def check_room(registry: Registry, node: str) -> None:
     """Raise UnavailableError `device.limit` if a node owns DEVICES_PER_NODE_MAX devices."""
-    owned, after, has_more = 0, "", True
-    while has_more:
-        page, has_more = await registry.devices.page(after=after, limit=PAGE_ENTRIES_MAX)
-        owned += sum(
-            each.record.owner == node and not (each.record.is_forgotten or each.record.is_volume)
-            for each in page
-        )
-        after = page[-1].name if page else after
+    owned = 0
+    async for each in registry.devices.records():
+        is_device = not (each.record.is_forgotten or each.record.is_volume)
+        owned += each.record.owner == node and is_device
     if owned >= DEVICES_PER_NODE_MAX:
         raise UnavailableError(
             "device.limit",
@@ -466,16 +462,11 @@ async def check_room(registry: Registry, node: str) -> None:
 
 async def anchor_records(registry: Registry, device_id: uuid.UUID) -> list[tuple[str, Anchored]]:
     """Return all anchor records of a device that the brokers keep, by name."""
-    found: list[tuple[str, Anchored]] = []
-    within, after, has_more = f"{device_id}/", "", True
-    while has_more:
-        page, has_more = await registry.anchors.page(
-            within=within, after=after, limit=PAGE_ENTRIES_MAX
-        )
-        for each in page:
-            found.append((each.name.removeprefix(within), _kept(each.record)))
-            after = each.name
-    return found
+    within = f"{device_id}/"
+    return [
+        (each.name.removeprefix(within), _kept(each.record))
+        async for each in registry.anchors.records(within=within)
+    ]
 
 
 async def drop_anchor(registry: Registry, record: DeviceRecord) -> DeviceRecord:

@@ -8,12 +8,10 @@ under their old key, which its holders still have.
 """
 
 import uuid
-from collections.abc import AsyncIterator
 
 from sealane.daemon.broker.audit import Audit
-from sealane.daemon.broker.records import HolderRecord, Stored, VolumeRecord
+from sealane.daemon.broker.records import HolderRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 
@@ -95,7 +93,7 @@ class KeyEpochs:
         A volume that has no key epochs left is logged and skipped.
         """
         rotated = []
-        async for holder in self._held_by(spiffe_id):
+        async for holder in self._registry.holders.records(within=HolderRecord.holder(spiffe_id)):
             volume_id, held = holder.record.volume_id, holder.record.key_epoch
             try:
                 volume = await self.rotate(volume_id, unless_above=held)
@@ -110,16 +108,6 @@ class KeyEpochs:
                 continue
             rotated.append(volume)
         return rotated
-
-    async def _held_by(self, spiffe_id: str) -> AsyncIterator[Stored[HolderRecord]]:
-        within, after, has_more = HolderRecord.holder(spiffe_id), "", True
-        while has_more:
-            page, has_more = await self._registry.holders.page(
-                within=within, after=after, limit=PAGE_ENTRIES_MAX
-            )
-            for stored in page:
-                yield stored
-                after = stored.name
 
 
 async def record_rotation(audit: Audit, volume: VolumeRecord) -> None:

@@ -35,7 +35,7 @@ from sealane.daemon.broker.owners_history import FIRST, configured_history, trus
 from sealane.daemon.broker.records import POLICY_NAME, PolicyOwnersRecord, Stored
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
+from sealane.daemon.broker.store.contract import Compare
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError, VerificationError
 
@@ -140,13 +140,7 @@ class OwnersKeeper:
         return found is not None and found.record == known.record
 
     async def _after(self, name: str) -> list[Stored[PolicyOwnersRecord]]:
-        found: list[Stored[PolicyOwnersRecord]] = []
-        has_more = True
-        while has_more:
-            page, has_more = await self._table.page(after=name, limit=PAGE_ENTRIES_MAX)
-            found += page
-            name = found[-1].name if found else name
-        return found
+        return [stored async for stored in self._table.records(after=name)]
 
     def _adopt(self, stored: list[Stored[PolicyOwnersRecord]]) -> None:
         # Not only the configuration, which may be another one since a reload.

@@ -26,7 +26,7 @@ from sealane.crypto.lease import (
 )
 from sealane.crypto.roles import Role
 from sealane.daemon.broker.keyring import UNNAMED
-from sealane.daemon.broker.store.contract import Compare, Entry, Store
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare, Entry, Store
 from sealane.daemon.broker.store.record_keys import RecordKeys
 from sealane.daemon.device.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX
 from sealane.errors import LeaseError, UsageError, VerificationError
@@ -620,6 +620,15 @@ class Table(Generic[R]):
             self._prefix + within, after=self.key(after) if after else "", limit=limit
         )
         return [self.opened(entry) for entry in page.entries], page.has_more
+
+    async def records(self, *, within: str = "", after: str = "") -> AsyncIterator[Stored[R]]:
+        """Yield all records whose names begin with `within` and sort after `after`, by pages."""
+        has_more = True
+        while has_more:
+            page, has_more = await self.page(within=within, after=after, limit=PAGE_ENTRIES_MAX)
+            for stored in page:
+                yield stored
+            after = page[-1].name if page else after
 
     def key(self, name: str) -> str:
         """Return the key of the record `name`."""

@@ -52,7 +52,6 @@ from sealane.daemon.broker.registry import (
     Registry,
     tenant_key_owner,
 )
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.runtime.logs import get_logger
 from sealane.daemon.runtime.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -244,13 +243,8 @@ class Rewrapping:
         restored = await self._registry.restores.get(LAST_RESTORE)
         retired = () if restored is None else restored.record.retired
         found: dict[str, str] = {}
-        has_more, after = True, ""
-        while has_more:
-            page, has_more = await self._registry.instances.page(
-                after=after, limit=PAGE_ENTRIES_MAX
-            )
-            found |= {stored.name: stored.record.node for stored in page}
-            after = page[-1].name if page else after
+        async for stored in self._registry.instances.records():
+            found[stored.name] = stored.record.node
         for instance in retired:
             found.pop(instance_name(instance), None)
         return found
@@ -381,14 +375,10 @@ class Rewrapping:
             (registry.devices, "wrapped_secret", DEVICE_PURPOSE, lambda stored: stored.name),
         )
         for table, field, purpose, owner in tables:
-            has_more, after = True, ""
-            while has_more:
-                page, has_more = await table.page(after=after, limit=PAGE_ENTRIES_MAX)
-                for stored in page:
-                    each = _Wrapped(table, stored, field, purpose, owner(stored))
-                    if each.wrapped:  # a forgotten device has none
-                        yield each
-                after = page[-1].name if page else after
+            async for stored in table.records():
+                each = _Wrapped(table, stored, field, purpose, owner(stored))
+                if each.wrapped:  # a forgotten device has none
+                    yield each
 
     async def _count(self, key_id: bytes) -> tuple[int, int]:
         records = left = 0

@@ -17,7 +17,7 @@ certificate of the predecessor is added. Heads cover all three commits.
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +37,6 @@ from sealane.daemon.broker.records import (
 )
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.stated import Stated, stated_by
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.runtime.clock import utc_now
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import Error, UsageError
@@ -272,7 +271,7 @@ class AuthoritySuccession:
     async def _lagging(self, authorities: Authorities) -> list[LaggingNode]:
         now = self._now()
         found = []
-        async for stored in self._nodes():
+        async for stored in self._registry.nodes.records():
             record = stored.record
             if record.revocation is not None or not record.leaf:
                 continue
@@ -288,14 +287,6 @@ class AuthoritySuccession:
                     )
                 )
         return found
-
-    async def _nodes(self) -> AsyncIterator[Stored[NodeRecord]]:
-        has_more, after = True, ""
-        while has_more:
-            page, has_more = await self._registry.nodes.page(after=after, limit=PAGE_ENTRIES_MAX)
-            for stored in page:
-                yield stored
-            after = page[-1].name if page else after
 
     async def keep(
         self,

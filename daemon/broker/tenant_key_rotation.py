@@ -37,15 +37,12 @@ from sealane.daemon.broker.continuing import Continuing
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.key_epochs import record_rotation
 from sealane.daemon.broker.records import (
-    R,
     Stored,
-    Table,
     TenantKeyRecord,
     TenantRecord,
     VolumeRecord,
 )
 from sealane.daemon.broker.registry import Registry, new_tenant_key
-from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UsageError
 from sealane.protocol.kinds import TenantKeyStage
@@ -238,7 +235,7 @@ class TenantKeyRotation:
             return {}
         due: dict[str, _Pass] = {}
         now, swept = asyncio.get_running_loop().time(), dict(self._swept)
-        async for tenant in _all(self._registry.tenants):
+        async for tenant in self._registry.tenants.records():
             name, stage = tenant.name, tenant.record.key_stage
             if name not in names:
                 continue
@@ -435,14 +432,14 @@ class TenantKeyRotation:
 
     async def _volumes(self) -> AsyncIterator[Stored[VolumeRecord]]:
         """Yield all live volumes of all tenants."""
-        async for stored in _all(self._registry.volumes):
+        async for stored in self._registry.volumes.records():
             if not stored.record.is_deleted:
                 yield stored
 
     def _former(self, tenant: str = "") -> AsyncIterator[Stored[TenantKeyRecord]]:
         """Yield the former keys of a tenant, or of all."""
         within = TenantKeyRecord.of(tenant) if tenant else ""
-        return _all(self._registry.tenant_keys, within=within)
+        return self._registry.tenant_keys.records(within=within)
 
     async def _note(
         self, kind: str, outcome: Literal["granted", "done"], tenant: str, number: int
@@ -455,16 +452,6 @@ class TenantKeyRotation:
             number=number,
         )
         get_logger().info(kind.replace(".", "_"), outcome=outcome, tenant=tenant, number=number)
-
-
-async def _all(table: Table[R], *, within: str = "") -> AsyncIterator[Stored[R]]:
-    """Yield the records of a table, by pages."""
-    has_more, after = True, ""
-    while has_more:
-        page, has_more = await table.page(within=within, after=after, limit=PAGE_ENTRIES_MAX)
-        for stored in page:
-            yield stored
-        after = page[-1].name if page else after
 
 
 def _check_number(record: TenantRecord, tenant: str, number: int) -> None:

@@ -121,16 +121,12 @@ async def world() -> AsyncIterator[World]:
             yield made
 
 
-def _killed_halfway(world: World) -> None:
-    """Begin a replacement at the first broker, and kill that as soon as a record was made again."""
-    first, last = _clock(0), _clock(RECORDS - 1)
+def killed_halfway(world: World, first: bytes, last: bytes, *arguments: str) -> None:
+    """Call `key` at the first broker, and kill that when it has changed `first`, but not `last`."""
     before = {key: world.adversary.get(key) for key in (first, last)}
     broker = world.brokers["broker"]
     with subprocess.Popen(
-        [
-            *(sys.executable, "-m", "sealane.cli.ctl", *_at(broker)),
-            *("key", "rotate-record-key", "--wait", "--yes"),
-        ],
+        [*(sys.executable, "-m", "sealane.cli.ctl", *_at(broker)), "key", *arguments, "--wait"],
         stderr=subprocess.PIPE,
     ) as asking:
         end = time.monotonic() + PATIENCE_SECONDS
@@ -161,7 +157,8 @@ async def test_record_key_is_replaced_although_its_broker_is_killed_and_older_re
         await load.goes_on()
         older = world.adversary.get(NODE)
 
-        await asyncio.to_thread(_killed_halfway, world)
+        records = _clock(0), _clock(RECORDS - 1)
+        await asyncio.to_thread(killed_halfway, world, *records, "rotate-record-key", "--yes")
         await load.goes_on()
         # The other one goes on with it; nobody asked it to.
         shown = await asyncio.to_thread(_ended, world, "broker2")

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -19,7 +17,7 @@ from sealane.crypto.keys import WrappingKey, derive_volume_key
 from sealane.daemon.broker.records import TenantRecord, VolumeRecord
 from sealane.daemon.broker.registry import TENANT_PURPOSE, Registry
 from sealane.daemon.broker.store.etcd import EtcdStore
-from trust.test_record_key_daemons import BROKERS, World, _at, world
+from trust.test_record_key_daemons import BROKERS, World, _at, killed_halfway, world
 from trust.test_revocation import HOST, MIB, Load, host_of
 
 __all__ = ["world"]
@@ -71,23 +69,6 @@ async def _fill(world: World) -> None:
             assert await registry.commit(puts=puts) is not None
 
 
-def _killed_halfway(world: World, *arguments: str) -> None:
-    """Take a step at the first broker, and kill that as soon as it has changed a volume."""
-    first, last = _record(0), _record(VOLUMES - 1)
-    before = {key: world.adversary.get(key) for key in (first, last)}
-    broker = world.brokers["broker"]
-    with subprocess.Popen(
-        [*(sys.executable, "-m", "sealane.cli.ctl", *_at(broker)), "key", *arguments, "--wait"],
-        stderr=subprocess.PIPE,
-    ) as asking:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while world.adversary.get(first) == before[first]:
-            assert time.monotonic() < end
-        broker.kill()
-        assert world.adversary.get(last) == before[last], "killed after the end"
-        assert asking.wait(PATIENCE_SECONDS) != 0
-
-
 def _reached(world: World, name: str, stage: str) -> dict[str, Any]:
     """Wait until a broker shows the stage; return the tenant's key there."""
     end = time.monotonic() + PATIENCE_SECONDS
@@ -136,14 +117,15 @@ async def test_tenants_key_is_replaced_although_brokers_are_killed_and_a_thief_l
             sealanectl, *_at(world.brokers["broker2"]), "key", "rotate-tenant", TENANT, "--yes"
         )
         assert "broker.tenant_key.not_prepared" in refused.stderr
-        await asyncio.to_thread(_killed_halfway, world, "prepare-tenant", TENANT)
+        records = _record(0), _record(VOLUMES - 1)
+        await asyncio.to_thread(killed_halfway, world, *records, "prepare-tenant", TENANT)
         # The other one goes on with it; nobody asked it to.
         shown = await asyncio.to_thread(_reached, world, "broker2", "prepared")
         assert (shown["number"], shown["ready"], shown["rotated"]) == (1, VOLUMES + 1, 0)
         await asyncio.to_thread(world.start, "broker")
         await load.goes_on()
 
-        await asyncio.to_thread(_killed_halfway, world, "rotate-tenant", TENANT, "--yes")
+        await asyncio.to_thread(killed_halfway, world, *records, "rotate-tenant", TENANT, "--yes")
         shown = await asyncio.to_thread(_reached, world, "broker2", "")
         assert (shown["number"], shown["former_numbers"], shown["failure"]) == (1, [0], "")
         await asyncio.to_thread(world.start, "broker")
