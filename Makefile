@@ -66,12 +66,16 @@ demo: build ## the main job on this machine; INPUT=FILE uses your own bytes
 	$(BIN)/sealane demo --all-reduce --accelerator $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 .PHONY: test
-test: build ## unit, property, simulation and end-to-end tests
+test: build ## unit, property, simulation and end-to-end tests that take seconds
 	cd native && cargo test --locked --quiet --workspace --exclude sealane-py
-	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) $(ARGS)
+	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) -m "not slow" $(ARGS)
+
+.PHONY: test-slow
+test-slow: build ## the tests that take longer, most with daemons of their own
+	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) -m slow $(ARGS)
 
 .PHONY: check
-check: lint test test-order demo test-wheel ## everything CI runs
+check: lint test test-slow demo test-wheel ## lint, all tests, the demo and the wheel
 
 .PHONY: packages
 packages: ## install the Debian packages for lab, fuzzing, aarch64 and the tests of TPM, HSM and etcd (root)
@@ -112,18 +116,15 @@ lab-systemd: deb ## the package on Debian machines with real systemd (root; 3 mi
 lab-systemd-short: deb ## the part of it that CI runs (a minute)
 	$(SYSTEMD_LAB) -m lab_systemd_short $(ARGS)
 
-.PHONY: test-order
-test-order: build ## fast tests in another order, under another hash seed
-	PYTHONHASHSEED=1 $(BIN)/pytest $(PARALLEL) -q -m "not slow" --randomly-seed=2
-
 export CASES ?= 5000
 
 .PHONY: hunt
 hunt: SEED := $(NEW_SEED)
+hunt: export PYTHONHASHSEED = $(SEED)
 hunt: export PROPTEST_CASES = $(CASES)
 hunt: export SEALANE_SIM_WORLDS = $(CASES)0
 hunt: export SEALANE_SIM_FIRST = $(SEED)00000
-hunt: build ## properties and simulations with a new seed, CASES (5,000) of each; SEED=n repeats
+hunt: build ## fast tests with a new seed, in another order, CASES (5,000) of each property; SEED=n repeats
 	@echo SEED=$(SEED)
 	cd native && cargo test --locked --release --quiet --no-fail-fast --workspace --exclude sealane-py
 	$(BIN)/pytest $(PARALLEL) -q --randomly-seed=$(SEED) --hypothesis-profile=hunt -m "not slow" $(ARGS)

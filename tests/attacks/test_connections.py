@@ -88,6 +88,7 @@ async def test_22_reconnected_queue_that_replays_the_old_connection_is_refused(
     assert await world.contents(LBA) in allowed
 
 
+@pytest.mark.slow
 async def test_22_replayed_connect_with_its_spent_ticket_is_refused(world: Attacked) -> None:
     """The adversary replays the whole connection, starting with ICReq, on its own connection."""
     async with world.queue() as queue:

@@ -162,6 +162,7 @@ def has_acted(rule: Rule) -> Callable[[], bool]:
     return lambda: rule.made > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses", ["command", "completion", "connection"])
 async def test_time_out_and_retry_meet_no_iv_with_two_plaintexts(
     tmp_path: Path, loses: str

@@ -399,6 +399,7 @@ async def test_collector_over_tls(tmp_path: Path) -> None:
     await collector.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["another authority", "another host", "plain", "old"])
 async def test_collector_of_an_attacker_gets_nothing(
     tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch

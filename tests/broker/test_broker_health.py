@@ -39,6 +39,7 @@ def _apply_policies(site: Site, broker: Daemon, count: int) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_broker_whose_disk_is_full_says_so_ends_and_serves_once_there_is_room(site: Site) -> None:
     site.write_policy({"g": ["gateway"]})
     config = site.broker_config()

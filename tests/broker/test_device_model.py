@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -218,6 +219,7 @@ async def _run(world: World, script: list[tuple[object, ...]]) -> None:
         await world.books.forget(run.world.device_id)
 
 
+@pytest.mark.slow
 def test_device_does_what_its_model_does(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         store = SqliteStore(tmp_path / "b.sqlite")

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from cryptography.hazmat.primitives import serialization
 
 from broker.policy_owners import new_keys
@@ -28,6 +29,7 @@ def run(*arguments: str | Path, code: int = 0) -> str:
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_signing_says_what_it_replaces_and_keeps_other_files(tmp_path: Path) -> None:
     write_keys(tmp_path)
     policy = tmp_path / "policy.toml"

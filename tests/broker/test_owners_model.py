@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker.policy_owners import new_keys, owners_of, signed_owners, signed_policy
@@ -292,6 +293,7 @@ async def run(directory: Path, seed: int) -> list[int]:
     return [*model.changes, model.resets, refused]
 
 
+@pytest.mark.slow
 async def test_no_order_of_events_accepts_what_the_owners_did_not_sign(tmp_path: Path) -> None:
     ended = [await run(tmp_path, SEED * 1000 + i) for i in range(4)]
     # The model is of no use if nothing ever comes into force.

@@ -119,6 +119,7 @@ async def test_a_policy_is_in_force_at_other_brokers_within_a_second(tmp_path: P
     await store.close()
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_without_a_watch_a_policy_is_in_force_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ def quiet() -> Any:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("brokers", "put_backs"), [(1, 0), (2, 0), (3, 0), (1, 2), (2, 3), (3, 4)])
 def test_no_iv_twice_and_no_lease_lost_over_kills(brokers: int, put_backs: int) -> None:
     print("SEALANE_SEED =", SEED)
@@ -183,6 +184,7 @@ def _opening_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SetHash, "check", check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutate", "running", "caught_by"),
     [
@@ -208,6 +210,7 @@ def test_mutant_of_the_checks_of_records_is_caught(
     pytest.fail(f"not caught, seen: {seen}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutate", "expects_refusal", "caught_by"),
     [

@@ -326,6 +326,7 @@ def test_socket_that_cannot_be_is_named_with_the_reason(
     assert "None" not in error
 
 
+@pytest.mark.slow
 async def test_watch_of_a_silent_daemon_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_json_has_the_models_figures(capsys: pytest.CaptureFixture[str]) -> None
     assert found["plan"][-1]["length_max"] == 64 << 30
 
 
+@pytest.mark.slow
 def test_bursts_bring_interleaving(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--loss", "1e-2", "--burst", "8") == 0
 

@@ -184,6 +184,7 @@ def sealanectl(
     )
 
 
+@pytest.mark.slow
 async def test_the_command_line_moves_bytes_both_ways(cluster: Cluster) -> None:
     async with connect(cluster.gateways[0].socket) as client:
         name = (await client.volumes.create(size_bytes=MIB)).name

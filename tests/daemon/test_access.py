@@ -116,6 +116,7 @@ def refused_of(
     return {method: each for method, each in answers.items() if each in refusals}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_jobs_and_readers_are_refused_what_is_not_theirs_at_every_role(
     daemons: Daemons, role: str
@@ -254,6 +255,7 @@ async with grpc.aio.insecure_channel(f"unix:{arguments[0]}") as channel:
 """
 
 
+@pytest.mark.slow
 def test_a_reload_takes_a_right_from_who_is_connected_and_from_what_it_watches(
     daemons: Daemons,
 ) -> None:

@@ -143,6 +143,7 @@ async def until(client: Client, volume: Volume, state: str) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_gateways_host_is_told_flushed_put_aside_and_served_again(
     cluster: Cluster,
 ) -> None:
@@ -186,6 +187,7 @@ async def test_a_gateways_host_is_told_flushed_put_aside_and_served_again(
             pass
 
 
+@pytest.mark.slow
 async def test_a_busy_host_without_another_path_waits_and_sees_no_error(cluster: Cluster) -> None:
     async with (
         connect(cluster.gateway.socket) as client,
@@ -244,6 +246,7 @@ async def test_undrained_in_time_nothing_was_interrupted(cluster: Cluster) -> No
         writing.cancel()
 
 
+@pytest.mark.slow
 async def test_a_volume_whose_target_is_away_is_not_closed(cluster: Cluster) -> None:
     async with connect(cluster.gateway.socket) as client, attached(client) as volume:
         host = host_of(volume)
@@ -269,6 +272,7 @@ async def test_a_volume_whose_target_is_away_is_not_closed(cluster: Cluster) -> 
         assert back == DATA
 
 
+@pytest.mark.slow
 async def test_a_detached_volume_does_not_come_back(cluster: Cluster) -> None:
     async with connect(cluster.gateway.socket) as client:
         async with attached(client) as volume:
@@ -278,6 +282,7 @@ async def test_a_detached_volume_does_not_come_back(cluster: Cluster) -> None:
         assert (await client.volumes.get(volume.name)).state == "available"
 
 
+@pytest.mark.slow
 async def test_a_target_waits_for_its_gateways_and_takes_no_others(cluster: Cluster) -> None:
     async with (
         connect(cluster.gateway.socket) as client,
@@ -324,6 +329,7 @@ async def attached_later(client: Client, volume: Volume) -> AsyncIterator[Volume
     await client.volumes.detach(volume.name)
 
 
+@pytest.mark.slow
 async def test_a_plain_namespace_is_inaccessible_during_a_drain(cluster: Cluster) -> None:
     async with plain_host(cluster.target) as host:
         queue = await host.open_queue(1)
@@ -349,6 +355,7 @@ def test_an_operator_is_asked_first_and_times_are_checked(cluster: Cluster) -> N
     assert state_of(cluster.gateway)["state"] == "serving"
 
 
+@pytest.mark.slow
 def test_a_broker_has_nothing_to_wait_for_and_a_restart_ends_a_drain() -> None:
     with short_directory() as root:
         site = Site(root)

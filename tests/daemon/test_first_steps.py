@@ -56,6 +56,7 @@ def run(home: Path, *command: str) -> str:
     return end(start(home, *command))
 
 
+@pytest.mark.slow
 def test_a_newcomer_gets_a_volume_and_a_session_by_the_pages_commands(home: Path) -> None:
     prepare, begin, volume = blocks("first-volume.md", "sh")
     (program,) = blocks("first-volume.md", "python")

@@ -103,6 +103,7 @@ def test_killed_broker_restarts_and_serves_on_a_full_disk(site: Site) -> None:
             broker.kill()
 
 
+@pytest.mark.slow
 def test_full_disk_is_an_alarm_and_stops_nothing_but_the_record_of_strangers(site: Site) -> None:
     site.write_policy({"g": ["gateway"]})
     config = site.broker_config()

@@ -66,6 +66,7 @@ def _metrics(gateway: Daemon) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.slow
 async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
     site.write_policy({"s": ["target"], "g": ["gateway"]})
     target_config = (

@@ -212,6 +212,7 @@ async with connect(arguments[0]) as client:
 """
 
 
+@pytest.mark.slow
 def test_jobs_make_no_call_of_an_operator(shared: Site) -> None:
     answers, addresses, roles = answer_of(ALICE, OPERATORS, jobs_socket(shared.near))
     unserved = {answers.pop(name) for name in ("volumes", "delete")}
@@ -381,6 +382,7 @@ def test_a_user_that_holds_connections_takes_those_of_no_other(shared: Site) -> 
         assert with_session.said() == "waiting"
 
 
+@pytest.mark.slow
 def test_limits_of_a_user_are_over_all_its_processes_and_touch_no_other() -> None:
     with site(more="limits = { sessions = 2, rate_share = 0.5 }\n") as made:
         path = jobs_socket(made.near)

@@ -132,6 +132,7 @@ async def test_parity_of_caution_ends_beside_queues_too() -> None:
     assert len(session.installed) == 1, "what all packets lose bounds what the path loses"
 
 
+@pytest.mark.slow
 async def test_losses_that_nothing_explains_make_another_plan() -> None:
     session = await planned(1e-6, clear_packets=10_000, clear_losses=200, clear_runs=100)
 
@@ -171,6 +172,7 @@ def test_the_round_trip_is_the_least_of_the_last_reads() -> None:
     assert [read(30) for _ in range(LEAST_READS - 1)][-2:] == [0.02, 0.03]
 
 
+@pytest.mark.slow
 async def test_bursts_count_by_the_time_that_they_last() -> None:
     # Seen as two packets each, because messages are short; in truth 3.8 ms.
     losses = {"clear_packets": 10_000, "clear_losses": 100, "clear_runs": 50}
@@ -258,6 +260,7 @@ async def test_a_path_that_comes_and_goes_makes_one_plan() -> None:
     assert len(session.installed) <= 2
 
 
+@pytest.mark.slow
 async def test_what_is_measured_is_told() -> None:
     told: list[tuple[PathLoss, float]] = []
     session = FakeSession(looks=6, clear_packets=10_000, clear_losses=200, clear_runs=100)

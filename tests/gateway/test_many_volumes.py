@@ -5,6 +5,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import sealane.client
 from patience import PATIENCE_SECONDS
 from sealane.cli.demo.cluster import ClusterBuilder, Daemon
@@ -21,6 +23,7 @@ def threads(daemon: Daemon) -> Counter[str]:
     return Counter((task / "comm").read_text().strip() for task in tasks)
 
 
+@pytest.mark.slow
 async def test_idle_volumes_own_no_threads_at_target_and_gateway() -> None:
     limit = asyncio.Semaphore(AT_ONCE)
     # pytest's own directories have names too long for Unix sockets.

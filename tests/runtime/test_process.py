@@ -104,6 +104,7 @@ def limited(size: int) -> tuple[str, ...]:
     return (sys.executable, "-c", program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1 << 20, 1 << 22])
 def test_daemon_that_can_not_lock_its_memory_says_so_or_does_not_start(size: int) -> None:
     with short_directory() as root:

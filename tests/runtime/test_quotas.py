@@ -27,6 +27,7 @@ SMALL = Quota(
 )
 
 
+@pytest.mark.slow
 def test_half_sent_messages_of_strangers_take_bounded_memory() -> None:
     with short_directory() as root:
         site = Site(root)

@@ -90,6 +90,7 @@ def has_parity(reads: list[dict[str, int]], way: Way) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 3 * SECOND], ids=["together", "one after the other"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_losses_of_a_full_buffer_get_no_parity(way: Way, late: int) -> None:
@@ -107,6 +108,7 @@ def test_buffers_do_overflow_where_nothing_marks() -> None:
         assert lost > 100, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_losses_of_the_path_get_parity(way: Way) -> None:
     sessions = watched(way, starts=[0, 0], loss=PERCENT)

@@ -436,6 +436,7 @@ async def test_no_acknowledged_write_is_undone_by_a_gateway_that_thaws() -> None
         await run(seed, Rules())
 
 
+@pytest.mark.slow
 async def test_no_acknowledged_write_is_undone_when_processes_end_too() -> None:
     for seed in range(RUNS):
         await run(seed, Rules(has_restarts=True))

@@ -93,6 +93,7 @@ def logged(lines: list[structlog.typing.EventDict]) -> list[object]:
     return [line["reason"] for line in lines if line["event"] == "nvme_fault"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue", QUEUES)
 async def test_malformed_pdus_are_named_logged_and_counted_once(place: Place, queue: str) -> None:
     for name, (sent, expected) in ANYWHERE.items():

@@ -53,6 +53,7 @@ def store(world: World, lba: int, block: bytes) -> None:
         file.write(block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_off", [False, True])
 async def test_what_is_written_comes_back_after_detach_and_lies_sealed_in_its_place(
     world: World, is_off: bool

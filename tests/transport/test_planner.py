@@ -191,6 +191,7 @@ def test_impossible_budgets_are_refused(budget: float) -> None:
         rank(long_path(1e-2), MIB, parity_budget=budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "losses"), [(Objective.MEAN, 10), (Objective.P99, 4), (Objective.P999, 4)]
 )
@@ -463,6 +464,7 @@ def burst_path(burst: float, round_trip: float, *, is_timed: bool = True, count:
     )
 
 
+@pytest.mark.slow
 def test_a_pause_before_parity_is_planned_where_a_burst_hits_the_whole_message() -> None:
     path = burst_path(32, 0.1)
     best = rank(path, 64 << 10, Objective.P999)[0]

@@ -194,6 +194,7 @@ UNO = Steering(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steering", [UNO, None], ids=["uno", "rate"])
 def test_congestion_control_finds_the_rate_of_a_slower_link(steering: Steering | None) -> None:
     """The link has an eighth of the session's rate and a buffer of a tenth of a second."""
@@ -690,6 +691,7 @@ def _extended(permit: Permit) -> Iterator[None]:
         extending.join()
 
 
+@pytest.mark.slow
 def test_a_session_ends_when_nobody_extends_its_permit() -> None:
     permit = Permit()
     with contextlib.ExitStack() as stack:

@@ -91,6 +91,7 @@ def test_no_loss_and_the_largest_planned_loss_are_not_rounded(
     assert [path.loss.rate for path in made] == [0.0, PLANNED_LOSS_MAX]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(3))
 def test_a_shared_plan_is_nearly_as_good_as_the_best_scheme(number: int) -> None:
     random = Random(f"{SEED}/{number}")

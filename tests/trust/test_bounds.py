@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from control_plane import Daemon
 from fabric_daemons import fabric_daemons
 from patience import PATIENCE_SECONDS
@@ -100,6 +102,7 @@ async def _writing(daemon: Daemon, name: str) -> AsyncIterator[Load]:
         running.cancel()
 
 
+@pytest.mark.slow
 async def test_revoked_gateway_is_cut_at_the_bound_by_a_target_whose_loop_is_stopped(
     cluster: Cluster,
 ) -> None:
@@ -118,6 +121,7 @@ async def test_revoked_gateway_is_cut_at_the_bound_by_a_target_whose_loop_is_sto
             assert load.failure is None, "its host waits: nobody has told it anything"
 
 
+@pytest.mark.slow
 async def test_frozen_target_serves_nothing_before_a_fresh_authorization(cluster: Cluster) -> None:
     async with connect(cluster.gateway.socket) as client:
         volume = await client.volumes.create(size_bytes=1 << 20)
@@ -138,6 +142,7 @@ async def test_frozen_target_serves_nothing_before_a_fresh_authorization(cluster
         assert load.failure is None
 
 
+@pytest.mark.slow
 async def test_session_with_a_revoked_fabric_is_cut_at_the_grace_by_one_whose_loop_is_stopped() -> (
     None
 ):
@@ -169,6 +174,7 @@ async def test_session_with_a_revoked_fabric_is_cut_at_the_grace_by_one_whose_lo
             assert reasons[0] in {"session.trust.ended", "session.peer_closed.requested"}
 
 
+@pytest.mark.slow
 async def test_revoked_gateway_stops_at_a_third_party_by_itself(
     world: World, tmp_path: Path
 ) -> None:

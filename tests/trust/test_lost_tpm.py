@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from control_plane import daemon
 from sealane.client import connect
 from software_tpm import software_tpm
@@ -11,6 +13,7 @@ from trust.test_revocation import HOST
 __all__ = ["world"]
 
 
+@pytest.mark.slow
 async def test_a_target_whose_tpm_was_lost_serves_once_the_operator_accepts_its_device(
     world: World, tmp_path: Path
 ) -> None:

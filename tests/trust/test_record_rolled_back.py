@@ -64,6 +64,7 @@ def site() -> Iterator[Site]:
         yield Site(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
 def test_revoked_node_whose_old_record_is_put_back_gets_no_key_of_the_new_epoch(
     site: Site, running: bool
@@ -129,6 +130,7 @@ def _save(state: Path) -> dict[str, tuple[bytes, int]]:
     return {key: (value, revision) for key, value, revision in rows}
 
 
+@pytest.mark.slow
 def test_audit_log_that_was_cut_with_its_row_put_back_is_noticed(site: Site) -> None:
     site.write_policy({"g": ["gateway"]})
     config, state = site.broker_config(), site.root / "broker"

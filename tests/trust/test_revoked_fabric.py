@@ -62,6 +62,7 @@ async def _listened(client: Client) -> None:
         await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: FabricDaemons) -> None:
     here, there = site.fabrics
     async with connect(here.socket) as near, connect(there.socket) as far:

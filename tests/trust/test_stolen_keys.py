@@ -211,6 +211,7 @@ async def test_keys_and_leases_of_a_stolen_leaf_are_sealed_to_its_owner(
             assert open_signed(secret, private_key=own, context=context, signer=broker_key)
 
 
+@pytest.mark.slow
 async def test_a_stolen_leaf_of_a_gateway_gets_no_queue(cluster: Cluster, volume: Volume) -> None:
     async with insider(cluster.site, cluster.broker, node="x") as victim:
         thief = Thief(victim)

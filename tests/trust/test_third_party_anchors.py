@@ -74,6 +74,7 @@ def create(at: Daemon, *options: str) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.slow
 async def test_namespace_put_back_is_refused_here_and_by_the_gateway_that_the_volume_moves_to(
     world: World, tmp_path: Path
 ) -> None:

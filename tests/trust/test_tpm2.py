@@ -296,6 +296,7 @@ def _rebuilt(proof: bytes, parts: list[bytes]) -> bytes:
     ).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", ["owner", "null", "child"])
 def test_chosen_attestation_key_forges_no_state_and_bars_nobody(
     machine: SoftwareTpm, parent: str
@@ -417,6 +418,7 @@ def node_config(trust: Trust, name: str, machine: SoftwareTpm, role: str) -> Pat
     )
 
 
+@pytest.mark.slow
 def test_volume_lives_on_nodes_with_tpms_until_one_is_changed(tmp_path: Path) -> None:
     with two_machines(tmp_path) as (storage, compute):
         drivers = [open_driver(storage), open_driver(compute)]
