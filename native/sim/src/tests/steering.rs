@@ -2,7 +2,7 @@
 
 use sealane_proto::congestion::{Algorithm, Domain, GeminiRules, Rules};
 use sealane_proto::link::{LinkConfig, PARTS, Phantom, Thresholds};
-use sealane_proto::session::{Marks, Steering};
+use sealane_proto::session::{Marks, PayloadMode, Steering, Version};
 
 use super::{Outcome, Scenario, check};
 
@@ -159,4 +159,46 @@ fn losses_under_a_phantom_queue_do_not_trip_the_breaker() {
     };
     assert_eq!(lossy(Marks::PhantomQueues), 0);
     assert!(lossy(Marks::Queues) > 0, "where marks mean a queue, the same losses are congestion");
+}
+
+/// Share that a session with `uno` gets of a line of 10 Gbit/s within a data centre of 40 µs, from
+/// a receiver without a controller.
+fn share_within(version: Version, near_rtt_at_receiver: Option<u64>) -> f64 {
+    let line = 1_250_000_000;
+    let near_rtt = 40_000;
+    let domain =
+        Domain { line_bytes_per_second: line, near_rtt, far_rtt: near_rtt, packet_bytes: 0 };
+    let clean = LinkConfig::clean(line * 8, near_rtt / 2, 1 << 20);
+    let outcome = check(&Scenario {
+        version,
+        steering: Steering {
+            congestion: Some((Algorithm::Uno(Rules::DEFAULT), domain)),
+            ..Steering::default()
+        },
+        receiver_steering: Some(Steering {
+            near_rtt: near_rtt_at_receiver,
+            ..Steering::default()
+        }),
+        rate_bytes_per_second: line,
+        forward: clean,
+        backward: clean,
+        payload: PayloadMode::LengthsOnly,
+        count: 1,
+        message_bytes_min: 50_000_000,
+        message_bytes_max: 50_000_000,
+        ..Scenario::small(5)
+    });
+    50e6 / (outcome.elapsed_nanos as f64 / 1e9) / line as f64
+}
+
+#[test]
+fn a_controller_gets_the_reports_that_it_needs_from_a_receiver_without_one() {
+    let shares = [
+        (Version::V5, Some(40_000)),
+        (Version::V6, None),
+        (Version::V6, Some(40_000)),
+    ]
+    .map(|(version, near_rtt)| share_within(version, near_rtt));
+    eprintln!("{shares:?}");
+    assert!(shares[2] > 0.9, "{shares:?}");
 }
