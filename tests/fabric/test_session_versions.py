@@ -214,3 +214,22 @@ async def test_a_lowered_version_is_named(ends: tuple[Release, ...]) -> None:
         await world.run()
     assert caught.value.reason == "session.establish.lowered"
     assert len(world.theirs) == 1, "the responder had answered"
+
+
+async def test_an_offer_that_is_refused_for_something_else_is_made_once(
+    ends: tuple[Release, ...],
+) -> None:
+    world = World(initiator=ends[0], responder=ends[1], acts=iter(()))
+    made: list[Initiation] = []
+
+    def initiate(*, version: int) -> Initiation:
+        made.append(world.initiate(version=version))
+        return made[-1]
+
+    async def refuse(_: Offer) -> Answer:
+        raise UsageError("session.rate.range", "too fast")
+
+    with pytest.raises(UsageError, match="too fast"):
+        await offer_newest(initiate, refuse)
+    [initiation] = made
+    assert not any(initiation._share), "wiped"

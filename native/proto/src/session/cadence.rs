@@ -158,7 +158,10 @@ mod tests {
         for (steering, agreed) in [(known, 10_000), (Steering::default(), ACK_DELAY_MIN)] {
             let mut receiver = Cadence::new(Version::V6, &steering);
             receiver.asked(3500);
-            assert_eq!((receiver.own(), written(&mut receiver)), (agreed, vec![(true, agreed as u32)]));
+            assert_eq!(
+                (receiver.own(), written(&mut receiver)),
+                (agreed, vec![(true, agreed as u32)])
+            );
         }
     }
 

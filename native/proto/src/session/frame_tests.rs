@@ -78,9 +78,10 @@ fn encoded() -> impl Strategy<Value = Vec<u8>> {
             }
         ),
         any::<u16>().prop_map(move |unit_bytes| write(Frame::Unit { unit_bytes })),
-        any::<(bool, u32)>().prop_map(move |(is_answer, delay_nanos)| write(
-            Frame::AckCadence { is_answer, delay_nanos }
-        )),
+        any::<(bool, u32)>().prop_map(move |(is_answer, delay_nanos)| write(Frame::AckCadence {
+            is_answer,
+            delay_nanos
+        })),
         any::<bool>().prop_map(move |is_done| write(Frame::Draining { is_done })),
         any::<u8>().prop_map(move |code| write(Frame::Close { code })),
     ]
