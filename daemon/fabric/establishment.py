@@ -184,8 +184,8 @@ async def offer_newest(
             return initiation, await establish(initiation.offer)
         except BaseException as error:
             initiation.wipe()
-            is_refused = isinstance(error, UsageError)
-            is_refused = is_refused and error.reason == "session.establish.version"
+            reason = error.reason if isinstance(error, UsageError) else None
+            is_refused = reason == "session.establish.version"
             if not is_refused or version == VERSIONS[-1]:
                 raise
     raise AssertionError(VERSIONS)
