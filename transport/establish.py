@@ -8,6 +8,7 @@ it.
 """
 
 import hmac
+import secrets
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -17,17 +18,23 @@ from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
 from sealane.errors import VerificationError
 
-VERSION: Final = 5
+VERSION: Final = 6
+"""Version that this release offers first."""
+VERSIONS: Final = (VERSION, 5)
+"""What it accepts; 5 is that of the release before."""
 CONNECTION_ID_BYTES: Final = 8
 NONCE_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 
-_OFFER: Final = "sealane session offer v5"
-_TRANSCRIPT: Final = "sealane session v5"
-_INITIATOR_KEY: Final = "sealane session v5 initiator to responder"
-_RESPONDER_KEY: Final = "sealane session v5 responder to initiator"
-_CONFIRMATION_KEY: Final = "sealane session v5 confirmation"
+_OFFER: Final = "sealane session offer v{}"
+_TRANSCRIPT: Final = "sealane session v{}"
+_INITIATOR_KEY: Final = "sealane session v{} initiator to responder"
+_RESPONDER_KEY: Final = "sealane session v{} responder to initiator"
+_CONFIRMATION_KEY: Final = "sealane session v{} confirmation"
 _SECRET: Final = b"sealane session secret v5"
+_LATER: Final = b"sealane6"
+"""Ends the nonce of a responder that answers an earlier version than it knows. The release before
+carries it in its transcript as it is; by chance it is there once in 2^64 sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +73,13 @@ class SessionOffer:
     """host:port that the initiator sends packets from, per path, before any relay."""
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise VerificationError(
-                "session.establish.version",
-                f"session version {self.version} is not supported; allowed: {VERSION}",
-            )
+        check_version(self.version)
         _check_end(self.connection_id, self.public_key, self.nonce)
 
     def encode(self) -> bytes:
         """Return the bytes that the initiator's sealed share and the transcript bind."""
         return fields(
-            _OFFER,
+            _OFFER.format(self.version),
             struct.pack(">Q", self.version),
             self.display_name.encode(),
             *_subject(self.initiator),
@@ -117,7 +120,7 @@ class Transcript:
     def encode(self) -> bytes:
         """Return the bytes that both sides hash."""
         return fields(
-            _TRANSCRIPT,
+            _TRANSCRIPT.format(self.offer.version),
             self.offer.encode(),
             self.responder_shown.certificate,
             self.responder_shown.token,
@@ -148,6 +151,40 @@ class Established:
 
     keys: SessionKeys
     confirmation: bytes
+
+
+def check_version(version: int) -> None:
+    """VerificationError `session.establish.version` for a version that this release lacks."""
+    if version not in VERSIONS:
+        allowed = " and ".join(str(known) for known in VERSIONS)
+        raise VerificationError(
+            "session.establish.version",
+            f"session version {version} is not supported; allowed: {allowed}",
+        )
+
+
+def responder_nonce(version: int) -> bytes:
+    """Return the nonce of a responder to an offer of this version, 32 bytes.
+
+    With an earlier version than its newest it says so, for an initiator that would know it, too.
+    """
+    if version == VERSION:
+        return secrets.token_bytes(NONCE_BYTES)
+    return secrets.token_bytes(NONCE_BYTES - len(_LATER)) + _LATER
+
+
+def check_not_lowered(version: int, nonce: bytes) -> None:
+    """VerificationError `session.establish.lowered` unless both ends used their newest version.
+
+    An initiator offers an earlier one only if its peer refused the newest. A responder that knows
+    the newest never does, so somebody between them did.
+    """
+    if version != VERSION and nonce.endswith(_LATER):
+        raise VerificationError(
+            "session.establish.lowered",
+            f"the peer knows session version {VERSION}, but somebody refused it in its name: "
+            f"version {version} was to be used",
+        )
 
 
 def session_secret(secret: bytes) -> bytearray:
@@ -187,7 +224,7 @@ def derive(
     shares = initiator_share + responder_share + (secret or b"")
     try:
         forward, backward, confirming = (
-            exchange.derive(peer, encoded, label, also=shares)
+            exchange.derive(peer, encoded, label.format(transcript.offer.version), also=shares)
             for label in (_INITIATOR_KEY, _RESPONDER_KEY, _CONFIRMATION_KEY)
         )
     finally:

@@ -3,27 +3,32 @@
 Blocks as long as the KEM key does (milliseconds with a TPM): call it on a separate thread.
 """
 
+import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.exchange import Exchange, wipe
 from sealane.crypto.kem import KemKey
 from sealane.crypto.share import new_share, open_share, seal_share
+from sealane.errors import UsageError
 from sealane.transport.establish import (
     CONNECTION_ID_BYTES,
     NONCE_BYTES,
     VERSION,
+    VERSIONS,
     SessionKeys,
     SessionOffer,
     Shown,
     Transcript,
+    check_not_lowered,
     check_secret,
     confirm,
     derive,
     prove_secret,
+    responder_nonce,
 )
 
 
@@ -103,6 +108,7 @@ class Initiation:
         rate_bits_per_second: int,
         data_addresses: tuple[str, ...],
         secret: bytearray | None,
+        version: int = VERSION,
     ) -> None:
         self._exchange = Exchange()
         self._kem = kem
@@ -110,7 +116,7 @@ class Initiation:
         self._check_result = check_result
         self._share = new_share()
         self._signed = SessionOffer(
-            version=VERSION,
+            version=version,
             display_name=display_name,
             initiator=own,
             responder=responder,
@@ -123,7 +129,7 @@ class Initiation:
             addresses=data_addresses,
         )
         self.offer = Offer(
-            version=VERSION,
+            version=version,
             display_name=display_name,
             connection_id=self._signed.connection_id,
             public_key=self._signed.public_key,
@@ -135,14 +141,20 @@ class Initiation:
             secret_proof=b"" if secret is None else prove_secret(secret, self._signed),
         )
 
+    def wipe(self) -> None:
+        """Overwrite this end's share, if the exchange ends without keys."""
+        wipe(self._share)
+
     def keys(self, answer: Answer) -> SessionKeys:
         """Derive the session's keys; wipes this end's share.
 
-        VerificationError: `token.…` for an attestation result that isn't the responder's,
+        VerificationError: `session.establish.lowered` for a version that is not the newest of both,
+        `token.…` for an attestation result that isn't the responder's,
         `secret.sealed` for a share that it didn't seal to this fabric for this exchange,
         `session.establish.confirmation` if it derived other keys.
         """
         try:
+            check_not_lowered(self._signed.version, answer.nonce)
             shown = self._check_result(answer.result)
             transcript = _transcript(self._signed, shown, answer)
             established = derive(
@@ -156,6 +168,27 @@ class Initiation:
         finally:
             wipe(self._share)
         return confirm(established, answer.confirmation)
+
+
+async def offer_newest(
+    initiate: Callable[..., Initiation], establish: Callable[[Offer], Awaitable[Answer]]
+) -> tuple[Initiation, Answer]:
+    """Offer the newest version, and each earlier one if the peer refuses the one before.
+
+    `initiate` makes an initiation of a `version`. Somebody between the ends can refuse a version,
+    too: `Initiation.keys` finds that out.
+    """
+    for version in VERSIONS:
+        initiation = await asyncio.to_thread(initiate, version=version)
+        try:
+            return initiation, await establish(initiation.offer)
+        except BaseException as error:
+            initiation.wipe()
+            reason = error.reason if isinstance(error, UsageError) else None
+            is_refused = reason == "session.establish.version"
+            if not is_refused or version == VERSIONS[-1]:
+                raise
+    raise AssertionError(VERSIONS)
 
 
 def respond(
@@ -204,7 +237,7 @@ def respond(
             result=own_result,
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
+            nonce=responder_nonce(offer.version),
             units=units,
             data_addresses=data_addresses,
             sealed_share=b"",

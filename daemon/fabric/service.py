@@ -26,6 +26,7 @@ from sealane.daemon.fabric.establishment import (
     Initiation,
     Offer,
     Result,
+    offer_newest,
 )
 from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
@@ -52,7 +53,7 @@ from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.reasons import ReasonId
-from sealane.transport.establish import VERSION, Shown
+from sealane.transport.establish import VERSIONS, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
@@ -340,10 +341,11 @@ class FabricService:
     async def answer(self, offer: Offer, *, peer: Peer) -> Answer:
         """Answer a peer's offer for a waiting listener."""
         self.drain.check()
-        if offer.version != VERSION:
+        if offer.version not in VERSIONS:
             raise UsageError(
                 "session.establish.version",
-                f"session version {offer.version} is not supported; allowed: {VERSION}",
+                f"session version {offer.version} is not supported; allowed: "
+                f"{' and '.join(map(str, VERSIONS))}",
             )
         self._limits.check_rate(offer.rate_bits_per_second)
         check_addresses(offer.data_addresses, "session.establish.malformed")
@@ -357,6 +359,7 @@ class FabricService:
                 keys=keys,
                 units=answer.units,
                 peer_addresses=peer_addresses,
+                version=offer.version,
                 connection_id_local=answer.connection_id,
                 connection_id_peer=offer.connection_id,
                 idle_timeout_seconds=self.settings.idle_timeout_seconds,
@@ -434,7 +437,7 @@ class FabricService:
                     f"{target.node} is of tenant {link.subject.tenant!r}; a session to another "
                     "tenant's fabric must name that tenant",
                 )
-            initiation = await asyncio.to_thread(
+            initiate = functools.partial(
                 Initiation,
                 display_name=session.identity.display_name,
                 own=self._own(),
@@ -447,8 +450,8 @@ class FabricService:
                 data_addresses=offered,
                 secret=target.admission.secret,
             )
-            offer = initiation.offer
-            answer = await link.establish(offer)
+            initiation, answer = await offer_newest(initiate, link.establish)
+        offer = initiation.offer
         check_addresses(answer.data_addresses, "session.establish.malformed")
         pairs = pair_ends(offer.data_addresses, answer.data_addresses)
         paths = len(pairs)
@@ -472,6 +475,7 @@ class FabricService:
                 abandon=lambda keys: None if keys is None else keys.wipe(),
             ),
             peer_addresses=peer_addresses,
+            version=offer.version,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,

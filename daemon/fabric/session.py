@@ -61,6 +61,8 @@ class Identity:
 class Start:
     """Parameters that establishment gives to the worker."""
 
+    version: int
+    """Of packets and frames."""
     keys: SessionKeys
     units: tuple[int, ...]
     """Unit sizes in bytes; the session uses the largest one that passes the path."""
@@ -143,6 +145,7 @@ class Session:
             self._endpoint.start(
                 peer_addresses=list(start.peer_addresses),
                 units=list(start.units),
+                version=start.version,
                 connection_id_local=int.from_bytes(start.connection_id_local, "big"),
                 connection_id_peer=int.from_bytes(start.connection_id_peer, "big"),
                 send_key=start.keys.send,

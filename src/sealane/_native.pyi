@@ -139,6 +139,7 @@ class SessionEndpoint:
         steering: Steering | None = None,
         permit: Permit | None = None,
         path_threads: int = 0,
+        version: int = 6,
     ) -> None: ...
     # Final once the session is established.
     @property

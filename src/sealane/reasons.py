@@ -635,6 +635,7 @@ ReasonId = Literal[
     "session.endpoint.resources",
     "session.establish.confirmation",
     "session.establish.failed",
+    "session.establish.lowered",
     "session.establish.malformed",
     "session.establish.timeout",
     "session.establish.version",

@@ -3,6 +3,7 @@
 import hashlib
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.queue import QueueOffer, QueueTranscript
@@ -25,10 +26,10 @@ def queue_offer() -> QueueOffer:
     )
 
 
-def session_offer() -> SessionOffer:
-    """Return a fabric's offer of a session."""
+def session_offer(version: int) -> SessionOffer:
+    """Return a fabric's offer of a session of this version."""
     return SessionOffer(
-        version=5,
+        version=version,
         display_name="gradients",
         initiator=_subject("a"),
         responder=_subject("b"),
@@ -58,7 +59,7 @@ def wires() -> Mapping[str, str]:
         milestone=b"p" * 32,
     )
     session = Transcript(
-        offer=session_offer(),
+        offer=session_offer(5),
         responder_shown=Shown(certificate=b"d" * 32, token=b"u" * 32),
         connection_id=bytes(range(8, 16)),
         public_key=b"l" * 32,
@@ -71,5 +72,7 @@ def wires() -> Mapping[str, str]:
         "queue transcript": queue.encode(),
         "session offer": session.offer.encode(),
         "session transcript": session.encode(),
+        "session offer 6": session_offer(6).encode(),
+        "session transcript 6": replace(session, offer=session_offer(6)).encode(),
     }
     return {name: hashlib.sha256(content).hexdigest() for name, content in encoded.items()}

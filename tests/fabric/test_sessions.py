@@ -24,7 +24,7 @@ from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
 from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric import known_paths
-from sealane.daemon.fabric.establishment import Answer, respond
+from sealane.daemon.fabric.establishment import Answer, Offer, respond
 from sealane.daemon.fabric.known_paths import PathKey, PathLoss, PathWindow
 from sealane.daemon.fabric.session import Session as FabricSession
 from sealane.daemon.fabric.session import State
@@ -34,6 +34,7 @@ from sealane.daemon.runtime import door
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.planning.model import Loss
 from sealane.protocol.v1 import sessions_pb2
+from sealane.transport.establish import VERSION, VERSIONS
 from session_pairs import RATE, REGION, connected, wait_listening
 
 # The burst of a paced sender: BURST_PACKETS of native/proto/src/session/pacing.rs.
@@ -337,6 +338,26 @@ async def test_changed_offer_is_noticed(
         assert (type(error), error.reason) == (VerificationError, "secret.sealed")
         assert noticed == ["secret.sealed"], "by the responder, not by the initiator later"
         # The listener is still available after that.
+        await wait_listening(right)
+
+
+async def test_an_unknown_version_is_refused_before_a_listener_is_looked_for(
+    make_fabric: MakeFabric,
+) -> None:
+    offered = []
+
+    def later(offer: Offer) -> Offer:
+        offered.append(offer.version)
+        return replace(offer, version=VERSION + 1)
+
+    async with (
+        make_fabric("fabric-a", change_offer=later) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+        assert (type(error), error.reason) == (UsageError, "session.establish.version")
+        assert offered == list(VERSIONS)
         await wait_listening(right)
 
 

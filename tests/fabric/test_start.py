@@ -72,6 +72,7 @@ def session_over(endpoint: FakeEndpoint) -> Session:
 
 def start() -> Start:
     return Start(
+        version=6,
         keys=SessionKeys(send=bytearray(b"k" * 32), receive=bytearray(b"k" * 32)),
         units=(1408,),
         peer_addresses=("127.0.0.1:2",),

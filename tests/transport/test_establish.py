@@ -8,6 +8,7 @@ from sealane.crypto.exchange import Exchange
 from sealane.errors import VerificationError
 from sealane.transport.establish import (
     VERSION,
+    VERSIONS,
     Established,
     SessionOffer,
     Shown,
@@ -212,17 +213,26 @@ def test_another_version_is_refused() -> None:
     offer = make(Exchange(), Exchange()).offer
 
     with pytest.raises(VerificationError) as refused:
-        replace(offer, version=VERSION - 1)
-
+        replace(offer, version=VERSION + 1)
     assert refused.value.reason == "session.establish.version"
+    with pytest.raises(VerificationError):
+        replace(offer, version=VERSIONS[-1] - 1)
 
 
 def test_the_version_is_bound_so_nobody_between_the_ends_can_lower_it() -> None:
     offer = make(Exchange(), Exchange()).offer
-    later = replace(offer)
-    object.__setattr__(later, "version", VERSION + 1)
+    earlier = replace(offer, version=VERSIONS[-1])
 
-    assert later.encode() != offer.encode()
+    assert earlier.encode() != offer.encode()
+
+
+def test_each_version_has_keys_of_its_own() -> None:
+    left, right = Exchange(), Exchange()
+    transcript = make(left, right)
+    earlier = replace(transcript, offer=replace(transcript.offer, version=VERSIONS[-1]))
+    keys = [derived(left, one, is_initiator=True) for one in (transcript, earlier)]
+    assert keys[0].confirmation != keys[1].confirmation
+    assert keys[0].keys.send != keys[1].keys.send
 
 
 def test_fields_can_not_run_into_each_other() -> None:

@@ -392,7 +392,7 @@ def test_forged_packets_from_elsewhere_are_soon_not_opened() -> None:
     with pair() as (left, right):
         host, port = left.endpoint.local_addresses[0].rsplit(":", 1)
         connection_id, number = (1).to_bytes(8, "big"), (1 << 40).to_bytes(8, "big")
-        forged = bytes([5 << 4]) + connection_id + bytes(5) + number + bytes(64)
+        forged = bytes([6 << 4]) + connection_id + bytes(5) + number + bytes(64)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             deadline = time.monotonic() + PATIENCE_SECONDS
             while left.statistics()["foreign_packets"] == 0:

@@ -19,7 +19,7 @@ use sealane_proto::nvme::pdu::{
 };
 use sealane_proto::nvme::transmit::{Data, TransmitQueue};
 use sealane_proto::session::frame::{AbortReason, Frame, push_credit_length, push_lost_run};
-use sealane_proto::session::packet::{Header, Kind};
+use sealane_proto::session::packet::{Header, Kind, Version};
 use sealane_proto::session::{LossCounts, PathCounts, PathId, Reliability};
 use sealane_proto::wire::IntoBytes;
 
@@ -180,7 +180,9 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
         ("immediate", unit(false, Some(7))),
         ("stream", unit(true, None)),
     ] {
-        let header = Header { connection_id: 1, epoch: 1, channel: 0, packet_number: 9, kind };
+        let (version, connection_id) = (Version::V6, 1);
+        let header =
+            Header { version, connection_id, epoch: 1, channel: 0, packet_number: 9, kind };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
         put("session_packet", name.into(), &bytes)?;
@@ -205,6 +207,7 @@ fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::
         ("path-response", Frame::PathResponse { token: 7 }),
         ("path-counts", Frame::PathCounts { path, newest: 9, age_nanos: 5, counts }),
         ("unit-bytes", Frame::Unit { unit_bytes: 1408 }),
+        ("ack-cadence", Frame::AckCadence { is_answer: false, delay_nanos: 3500 }),
         ("draining", Frame::Draining { is_done: true }),
         ("close", Frame::Close { code: 1 }),
     ] {

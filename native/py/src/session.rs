@@ -220,7 +220,8 @@ impl Steering {
             if window_bytes > 0 { Start::Remembered { window_bytes, age } } else { Start::Unknown };
         let marks =
             if phantom_marks { session::Marks::PhantomQueues } else { session::Marks::Queues };
-        Ok(Self { inner: session::Steering { congestion, marks, start } })
+        let near_rtt = (near_rtt_nanos > 0).then_some(near_rtt_nanos);
+        Ok(Self { inner: session::Steering { congestion, near_rtt, marks, start } })
     }
 }
 
@@ -309,7 +310,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None, path_threads = 0))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None, path_threads = 0, version = 6))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &self,
@@ -326,6 +327,7 @@ impl SessionEndpoint {
         steering: Option<&Steering>,
         permit: Option<&Permit>,
         path_threads: u8,
+        version: u8,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint().unit_bytes()]);
         let units = Units::descending(&units).ok_or_else(|| {
@@ -336,7 +338,10 @@ impl SessionEndpoint {
             receive: take_key(receive_key)?,
             token_seed: random_seed()?,
         };
+        let version = session::Version::numbered(version)
+            .ok_or_else(|| PyValueError::new_err(format!("no session version {version}")))?;
         let start = StartConfig {
+            version,
             peer_addresses: parse_each(&peer_addresses)?,
             connection_id_local,
             connection_id_peer,

@@ -4,7 +4,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sealane_engine::reduce::{self, Reduction};
-use sealane_proto::session::{Detection, PayloadMode, Reliability, SessionStatistics, Steering};
+use sealane_proto::session::{
+    Detection, PayloadMode, Reliability, SessionStatistics, Steering, Version,
+};
 use sealane_sim::{Outcome, PathLinks, Ring, RingReceive, RingSend, Scenario, Site, run, run_ring};
 
 use crate::link::{LinkSettings, link_counters};
@@ -79,7 +81,9 @@ pub fn simulate<'py>(
         idle_timeout: idle_timeout_nanos,
         reordering: reordering_nanos,
         detection: detection_of(detection)?,
+        version: Version::default(),
         steering: Steering::default(),
+        receiver_steering: None,
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },
         forward,
         backward,

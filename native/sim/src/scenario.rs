@@ -3,7 +3,7 @@
 use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
     BLOCK_UNITS_MAX, ConfigError, Detection, MESSAGE_BYTES_MAX, PARITY_GAP_MAX, PayloadMode, Plan,
-    PlanError, PlanRow, Reliability, Steering,
+    PlanError, PlanRow, Reliability, Steering, Version,
 };
 
 /// Most messages of a run, which bounds the memory for their outcomes.
@@ -74,8 +74,12 @@ pub struct Scenario {
     pub reordering: Nanos,
     /// How the sending end detects losses.
     pub detection: Detection,
-    /// How both ends steer what they send.
+    /// Of packets and frames.
+    pub version: Version,
+    /// How both ends steer what they send, …
     pub steering: Steering,
+    /// … or only the sending one, if the receiving one does otherwise.
+    pub receiver_steering: Option<Steering>,
     /// Whether packets carry bytes.
     pub payload: PayloadMode,
     /// From the sending to the receiving end. Corruption requires real payload.
@@ -147,7 +151,9 @@ impl Scenario {
             idle_timeout: 60_000_000_000,
             reordering: 0,
             detection: Detection::Reports,
+            version: Version::default(),
             steering: Steering::default(),
+            receiver_steering: None,
             payload: PayloadMode::Real,
             forward: path,
             backward: path,

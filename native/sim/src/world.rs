@@ -539,6 +539,7 @@ impl End {
 
     fn new(scenario: &Scenario, end: u64, what: &'static str) -> Result<Self, ScenarioError> {
         let config = SessionConfig {
+            version: scenario.version,
             connection_id_local: 0xa000 + end,
             connection_id_peer: 0xa000 + (1 - end),
             unit_bytes: scenario.unit_bytes,
@@ -561,7 +562,9 @@ impl End {
             receive: secret(1 - end),
             token_seed: [end as u8; 32],
         };
-        let mut session = Session::new(config, scenario.steering, &keys, 0);
+        let receiver = scenario.receiver_steering.filter(|_| end == 1);
+        let steering = receiver.unwrap_or(scenario.steering);
+        let mut session = Session::new(config, steering, &keys, 0);
         session.install_plan(scenario.plan()?);
         Ok(Self {
             session,

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Detection, IpVersion, PACKETS_PER_KEY, PATHS_MAX, PayloadMode, Plan, PlanRow, Session,
-    SessionConfig, SessionKeys, Steering, Units,
+    SessionConfig, SessionKeys, Steering, Units, Version,
 };
 
 use super::doorbell::{self, DaemonBell, JobBell};
@@ -46,6 +46,8 @@ pub struct EndpointConfig {
 /// Results of session establishment.
 #[derive(Debug, Clone)]
 pub struct StartConfig {
+    /// Of packets and frames, as agreed on in establishment.
+    pub version: Version,
     /// Destination of each path's packets. The session has this many paths; each uses the next
     /// local end of its kind.
     pub peer_addresses: Vec<WireAddress>,
@@ -289,6 +291,7 @@ impl Endpoint {
     pub fn start(&mut self, start: &StartConfig, keys: &SessionKeys) -> Result<(), EndpointError> {
         let unit_of_memories = self.config.unit_bytes;
         let config = SessionConfig {
+            version: start.version,
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
             unit_bytes: unit_of_memories,
@@ -454,6 +457,7 @@ mod tests {
             Endpoint::new(config, Region::new(1 << 16).unwrap(), &bind, None, 0).unwrap();
         let own = endpoint.local_addresses().to_vec();
         let start = StartConfig {
+            version: Version::V6,
             peer_addresses: own,
             connection_id_local: 1,
             connection_id_peer: 2,

@@ -11,7 +11,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CompletionStatus, Detection, Ecn, Event, Follow, IpVersion, Memory, PACKETS_PER_KEY,
     PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
-    SessionKeys, Source, Steering,
+    SessionKeys, Source, Steering, Version,
 };
 
 use super::lanes::Lanes;
@@ -90,6 +90,7 @@ pub(super) fn exchange(ends: &mut [End; 2], milliseconds: Range<u64>) {
 impl End {
     fn new(index: u64, udp: Udp, peer: SocketAddr) -> Self {
         let config = SessionConfig {
+            version: Version::V6,
             connection_id_local: 100 + index,
             connection_id_peer: 101 - index,
             unit_bytes: 1408,

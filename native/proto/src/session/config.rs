@@ -4,7 +4,7 @@ use crate::aead::Secret;
 use crate::link::Nanos;
 
 use super::epochs::PACKETS_PER_KEY_MAX;
-use super::packet;
+use super::packet::{self, Version};
 use super::paths::PATHS_MAX;
 
 /// Fewest payload bytes of a unit.
@@ -60,6 +60,8 @@ impl IpVersion {
 /// Fixed for the life of a session, and equal at both ends except for the connection ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionConfig {
+    /// Of packets and frames, as agreed on in establishment.
+    pub version: Version,
     /// Connection id in the packets that this end receives.
     pub connection_id_local: u64,
     /// Connection id in the packets that this end sends.

@@ -31,6 +31,9 @@ pub enum Marks {
 pub struct Steering {
     /// The congestion controller and the network that it runs in; `None`: the session's rate alone.
     pub congestion: Option<(Algorithm, Domain)>,
+    /// Round trip within the data centre, for an end without a controller: bounds how often the
+    /// peer may ask it to acknowledge.
+    pub near_rtt: Option<Nanos>,
     /// What marks mean on the session's paths.
     pub marks: Marks,
     /// What is known about the controller's first window.
@@ -294,13 +297,14 @@ impl Counted {
 mod tests {
     use crate::congestion::Rules;
 
-    use super::super::{IpVersion, PACKETS_PER_KEY, PayloadMode, config::Detection};
+    use super::super::{IpVersion, PACKETS_PER_KEY, PayloadMode, Version, config::Detection};
     use super::*;
 
     const MILLISECOND: Nanos = 1_000_000;
 
     fn config() -> SessionConfig {
         SessionConfig {
+            version: Version::V6,
             connection_id_local: 1,
             connection_id_peer: 2,
             unit_bytes: 1408,

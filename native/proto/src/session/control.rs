@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
-use crate::congestion::Domain;
 use crate::link::Nanos;
 
+use super::cadence::{ACK_DELAY_MIN, Cadence};
+use super::congestion::Steering;
 use super::drain::Drain;
 use super::frame::{
     CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, DRAINING_BYTES, ENDED, Frame,
@@ -15,7 +16,7 @@ use super::frame::{
     PING_BYTES, SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
 };
 use super::gaps::LossCounts;
-use super::packet;
+use super::packet::{self, Version};
 use super::path::{Newest, Path};
 use super::paths::{PathId, Paths};
 use super::probes::Probe;
@@ -26,12 +27,8 @@ use super::units::UnitSearch;
 
 /// An acknowledgement waits at most this fraction of a round trip for more to acknowledge …
 const ACK_DELAY_SHARE: u64 = 16;
-/// … within these bounds: at least the time of a batch of packets, at most a fraction of the
-/// shortest time-out.
-const ACK_DELAY_MIN: Nanos = 100_000;
+/// … from the shortest delay ([`Cadence`]) to a fraction of the shortest time-out.
 const ACK_DELAY_MAX: Nanos = 25_000_000;
-/// A congestion controller needs at least this many of them in a round trip of the data centre.
-const ACKS_PER_NEAR_RTT: u64 = 4;
 /// Unsolicited repetitions of the acknowledgement of an ended message.
 const ACK_REPEATS: u8 = 2;
 /// Shortest pause before such a repetition: on a short path the next message's acknowledgement
@@ -92,8 +89,7 @@ fn ack_repeat_pause(repeats_left: u8, srtt: Nanos) -> Nanos {
 /// State of the control packets of one end.
 #[derive(Debug)]
 pub struct Control {
-    /// Shortest delay of an acknowledgement.
-    ack_delay_min: Nanos,
+    cadence: Cadence,
     ack_due: Option<Nanos>,
     /// When the last acknowledgement was written.
     acknowledged_at: Option<Nanos>,
@@ -115,13 +111,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the state before any packet. `congestion`: acknowledgements are to be frequent
-    /// enough for a congestion controller in this network.
+    /// Creates the state before any packet.
     #[must_use]
-    pub fn new(congestion: Option<&Domain>) -> Self {
-        let most = |domain: &Domain| (domain.near_rtt / ACKS_PER_NEAR_RTT).clamp(1, ACK_DELAY_MIN);
+    pub fn new(version: Version, steering: &Steering) -> Self {
         Self {
-            ack_delay_min: congestion.map_or(ACK_DELAY_MIN, most),
+            cadence: Cadence::new(version, steering),
             ack_due: None,
             acknowledged_at: None,
             ack_repeats: 0,
@@ -139,16 +133,21 @@ impl Control {
         }
     }
 
-    /// Shortest delay of an acknowledgement.
+    /// How often both ends acknowledge.
     #[must_use]
-    pub fn ack_delay_min(&self) -> Nanos {
-        self.ack_delay_min
+    pub fn cadence(&self) -> &Cadence {
+        &self.cadence
+    }
+
+    /// See [`Self::cadence`].
+    pub fn cadence_mut(&mut self) -> &mut Cadence {
+        &mut self.cadence
     }
 
     /// Schedules an acknowledgement that may wait: a delay after the last one. After a longer pause
     /// it leaves with the batch that asked for it, and costs no wake-up of its own.
     pub fn acknowledge_later(&mut self, rtt: &RoundTrip, now: Nanos) {
-        let delay = ack_delay(rtt.smoothed(), self.ack_delay_min);
+        let delay = ack_delay(rtt.smoothed(), self.cadence.own());
         let due = self.acknowledged_at.map_or(now, |at| at.saturating_add(delay).max(now));
         self.ack_due = Some(self.ack_due.map_or(due, |earlier| earlier.min(due)));
     }
@@ -257,6 +256,9 @@ impl Control {
         let answered_bytes = write_responses(out, &mut paths[path]);
         if let Some(unit_bytes) = halves.units.take_notice(halves.timeout, now) {
             Frame::Unit { unit_bytes }.encode(out);
+        }
+        if self.close.is_none() {
+            self.cadence.write(out);
         }
         if paths[path].probe.take().is_some_and(|probe| probe != Probe::Quiet) {
             Frame::Ping.encode(out);
@@ -482,7 +484,7 @@ mod tests {
     fn an_acknowledgement_leaves_with_its_batch_unless_one_has_just_left() {
         let mut rtt = RoundTrip::default();
         rtt.sample(16_000_000, 0);
-        let mut control = Control::new(None);
+        let mut control = Control::new(Version::default(), &Steering::default());
         let mut due = |acknowledged_at, now| {
             (control.acknowledged_at, control.ack_due) = (acknowledged_at, None);
             control.acknowledge_later(&rtt, now);

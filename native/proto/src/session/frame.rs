@@ -5,7 +5,7 @@
 
 use super::ecn::PathCounts;
 use super::gaps::LossCounts;
-use super::packet::{Malformed, be};
+use super::packet::{Malformed, Version, be};
 use super::paths::PathId;
 
 const PADDING: u8 = 0;
@@ -24,6 +24,7 @@ const LOSS_COUNTS: u8 = 12;
 const DRAINING: u8 = 13;
 const PATH_COUNTS: u8 = 16;
 const UNIT: u8 = 17;
+const ACK_CADENCE: u8 = 18;
 
 /// Bytes of a SLICE frame without its bitmap.
 pub const SLICE_HEADER_BYTES: usize = 17;
@@ -37,6 +38,8 @@ pub const STREAM_END_BYTES_MAX: usize = 21;
 pub const PATH_BYTES: usize = 9;
 /// Bytes of a PATH_COUNTS frame.
 pub const PATH_COUNTS_BYTES: usize = 38;
+/// Bytes of an ACK_CADENCE frame.
+pub const ACK_CADENCE_BYTES: usize = 6;
 /// Bytes of a PING frame.
 pub const PING_BYTES: usize = 1;
 /// Bytes of a LOSSES frame without its runs.
@@ -180,6 +183,13 @@ pub enum Frame<'a> {
         /// In bytes.
         unit_bytes: u16,
     },
+    /// Shortest delay of acknowledgements. Not in version 5.
+    AckCadence {
+        /// The receiver says what it agrees to; otherwise the sender asks.
+        is_answer: bool,
+        /// In nanoseconds.
+        delay_nanos: u32,
+    },
     /// The sender starts nothing new, and the session ends once everything in progress has.
     Draining {
         /// Whether all sends of this end have ended.
@@ -270,6 +280,10 @@ impl Frame<'_> {
                 out.push(UNIT);
                 out.extend_from_slice(&unit_bytes.to_be_bytes());
             }
+            Self::AckCadence { is_answer, delay_nanos } => {
+                out.extend_from_slice(&[ACK_CADENCE, is_answer.into()]);
+                out.extend_from_slice(&delay_nanos.to_be_bytes());
+            }
             Self::Draining { is_done } => out.extend_from_slice(&[DRAINING, is_done.into()]),
             Self::Close { code } => out.extend_from_slice(&[CLOSE, code]),
         }
@@ -321,13 +335,20 @@ pub struct Frames<'a> {
     rest: &'a [u8],
     /// Number of paths that frames may name.
     paths: u8,
+    version: Version,
 }
 
 impl<'a> Frames<'a> {
     /// Reads the plaintext of a control packet of a session with this many paths.
     #[must_use]
     pub fn new(plaintext: &'a [u8], paths: u8) -> Self {
-        Self { rest: plaintext, paths }
+        Self { rest: plaintext, paths, version: Version::default() }
+    }
+
+    /// The frames as a session of this version reads them.
+    #[must_use]
+    pub fn in_version(self, version: Version) -> Self {
+        Self { version, ..self }
     }
 
     /// Checks all frames, so that a packet is applied completely or not at all.
@@ -424,6 +445,14 @@ impl<'a> Frames<'a> {
                 Frame::PathCounts { path, newest, age_nanos, counts: counts.checked()? }
             }
             UNIT => Frame::Unit { unit_bytes: self.number(2)? as u16 },
+            ACK_CADENCE if self.version >= Version::V6 => {
+                let is_answer = match self.number(1)? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(Malformed),
+                };
+                Frame::AckCadence { is_answer, delay_nanos: self.number(4)? as u32 }
+            }
             DRAINING => match self.number(1)? {
                 0 => Frame::Draining { is_done: false },
                 1 => Frame::Draining { is_done: true },

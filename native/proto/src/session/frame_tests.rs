@@ -78,6 +78,10 @@ fn encoded() -> impl Strategy<Value = Vec<u8>> {
             }
         ),
         any::<u16>().prop_map(move |unit_bytes| write(Frame::Unit { unit_bytes })),
+        any::<(bool, u32)>().prop_map(move |(is_answer, delay_nanos)| write(Frame::AckCadence {
+            is_answer,
+            delay_nanos
+        })),
         any::<bool>().prop_map(move |is_done| write(Frame::Draining { is_done })),
         any::<u8>().prop_map(move |code| write(Frame::Close { code })),
     ]
@@ -142,6 +146,16 @@ fn frames_about_a_path_that_is_none_are_malformed() {
         frame.encode(&mut out);
         assert_eq!(Frames::new(&out, PATHS).validate(), Err(Malformed), "{frame:?}");
         assert_eq!(Frames::new(&out, PATHS + 1).validate(), Ok(()));
+    }
+}
+
+#[test]
+fn version_5_has_no_cadence_and_version_6_has_two_kinds_of_it() {
+    for kind in 0..4 {
+        let frames = [18, kind, 0, 0, 1, 0];
+        let read = |version| Frames::new(&frames, PATHS).in_version(version).validate();
+        assert_eq!(read(Version::V5), Err(Malformed));
+        assert_eq!(read(Version::V6), if kind < 2 { Ok(()) } else { Err(Malformed) });
     }
 }
 

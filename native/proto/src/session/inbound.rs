@@ -173,7 +173,7 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) {
-        let frames = Frames::new(plaintext, self.paths.count());
+        let frames = Frames::new(plaintext, self.paths.count()).in_version(self.config.version);
         if frames.validate().is_err() {
             self.statistics.malformed += 1;
             return;
@@ -254,6 +254,12 @@ impl Session {
             }
             Frame::PathResponse { token } => self.response_received(path, token, now),
             Frame::Unit { unit_bytes } => self.unit_announced(unit_bytes, now),
+            Frame::AckCadence { is_answer: false, delay_nanos } => {
+                self.control.cadence_mut().asked(delay_nanos.into());
+            }
+            Frame::AckCadence { is_answer: true, delay_nanos } => {
+                self.control.cadence_mut().answered(delay_nanos.into());
+            }
             Frame::Draining { is_done } => {
                 self.control.drain_mut().peer_reported(is_done);
                 self.begin_drain(true, now);

@@ -11,6 +11,7 @@ mod absences;
 mod bitmap;
 mod breaker;
 mod bursts;
+mod cadence;
 mod candidate;
 mod challenges;
 mod config;
@@ -87,6 +88,7 @@ pub use events::{CloseReason, CompletionStatus, Event};
 pub use gaps::LossCounts;
 pub use opening::{Arrivals, Opener, Received};
 pub use pacing::BURST_PACKETS;
+pub use packet::Version;
 pub use path::{PathAccount, PathState};
 pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PARITY_GAP_MAX, PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
@@ -219,7 +221,7 @@ impl Session {
             sender: Sender::new(unit_bytes, slots, config.paths),
             plan: Plan::default(),
             receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
-            control: Control::new(steering.congestion.as_ref().map(|(_, domain)| domain)),
+            control: Control::new(config.version, &steering),
             paths: Paths::new(&config, units.units(), steering, keys.token_seed, now),
             units,
             usage: usage::Usage::default(),
@@ -582,7 +584,7 @@ impl Session {
 
     /// Units that the congestion controller allows in flight, if there is one.
     fn window_units(&self) -> Option<u64> {
-        let delay = control::ack_delay(self.paths.srtt(), self.control.ack_delay_min());
+        let delay = control::ack_delay(self.paths.srtt(), self.control.cadence().peers());
         self.paths.congestion().units_in_flight_max(delay)
     }
 

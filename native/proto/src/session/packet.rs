@@ -4,8 +4,24 @@
 
 use crate::aead::{NONCE_BYTES, TAG_BYTES};
 
-/// The protocol version, in the high half of the first byte.
-pub const VERSION: u8 = 5;
+/// The protocol version, in the high half of the first byte. Establishment agrees on one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Version {
+    /// Each end chooses by itself how often it acknowledges.
+    V5 = 5,
+    /// The sender asks for it.
+    #[default]
+    V6 = 6,
+}
+
+impl Version {
+    /// The version with this number, if there is one.
+    #[must_use]
+    pub fn numbered(number: u8) -> Option<Self> {
+        [Self::V5, Self::V6].into_iter().find(|version| *version as u8 == number)
+    }
+}
+
 /// Bytes of the header that every packet has.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the message descriptor that follows it in unit packets.
@@ -59,6 +75,8 @@ pub enum Kind {
 /// A packet's unencrypted header and descriptor. All of it is additional authenticated data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
+    /// Version of the session.
+    pub version: Version,
     /// Connection id of the receiving end.
     pub connection_id: u64,
     /// Key epoch.
@@ -71,7 +89,7 @@ pub struct Header {
     pub kind: Kind,
 }
 
-/// The bytes are not a packet of this version.
+/// The bytes are not a packet of any version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed packet")]
 pub struct Malformed;
@@ -98,7 +116,7 @@ impl Header {
         };
         let mut bytes = [0; HEADER_BYTES + DESCRIPTOR_BYTES + IMMEDIATE_BYTES];
         let mut length = HEADER_BYTES;
-        bytes[0] = VERSION << 4 | kind;
+        bytes[0] = (self.version as u8) << 4 | kind;
         bytes[1..9].copy_from_slice(&self.connection_id.to_be_bytes());
         bytes[9] = self.epoch;
         bytes[10..14].copy_from_slice(&self.channel.to_be_bytes());
@@ -120,9 +138,7 @@ impl Header {
     /// Decodes a header; returns it and its length, which is the offset of the ciphertext.
     pub fn decode(datagram: &[u8]) -> Result<(Self, usize), Malformed> {
         let (fixed, rest) = datagram.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed)?;
-        if fixed[0] >> 4 != VERSION {
-            return Err(Malformed);
-        }
+        let version = Version::numbered(fixed[0] >> 4).ok_or(Malformed)?;
         let message = be(&fixed[22..28]);
         let unit = be(&fixed[28..32]) as u32;
         let (kind, length) = match fixed[0] & 0x0f {
@@ -144,6 +160,7 @@ impl Header {
             _ => return Err(Malformed),
         };
         let header = Self {
+            version,
             connection_id: be(&fixed[1..9]),
             epoch: fixed[9],
             channel: be(&fixed[10..14]) as u32,
@@ -196,9 +213,9 @@ mod tests {
 
     prop_compose! {
         fn headers()(
-            connection_id: u64, epoch: u8, channel: u32, packet_number: u64, kind in kinds(),
+            version in prop_oneof![Just(Version::V5), Just(Version::V6)], connection_id: u64, epoch: u8, channel: u32, packet_number: u64, kind in kinds(),
         ) -> Header {
-            Header { connection_id, epoch, channel, packet_number, kind }
+            Header { version, connection_id, epoch, channel, packet_number, kind }
         }
     }
 
@@ -232,6 +249,7 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let header = Header {
+            version: Version::V6,
             connection_id: 0x0102_0304_0506_0708,
             epoch: 0x09,
             channel: 0x0a0b_0c0d,
@@ -248,9 +266,12 @@ mod tests {
         };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
-        let expected: Vec<u8> = std::iter::once(0x5b).chain(1..=0x2a).collect();
+        let expected: Vec<u8> = std::iter::once(0x6b).chain(1..=0x2a).collect();
         assert_eq!(bytes, expected);
         let nonce = [0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15];
         assert_eq!(header.nonce(), nonce);
+        let mut earlier = Vec::new();
+        Header { version: Version::V5, ..header }.encode(&mut earlier);
+        assert_eq!(earlier, std::iter::once(0x5b).chain(1..=0x2a).collect::<Vec<u8>>());
     }
 }

@@ -474,7 +474,7 @@ impl IndexMut<PathId> for Paths {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Detection, IpVersion, PayloadMode};
+    use super::super::{Detection, IpVersion, PayloadMode, Version};
     use super::*;
 
     #[test]
@@ -490,6 +490,7 @@ mod tests {
     #[test]
     fn control_packets_take_a_path_on_which_the_peer_was_heard_only_if_it_is_validated() {
         let config = SessionConfig {
+            version: Version::V6,
             connection_id_local: 1,
             connection_id_peer: 2,
             unit_bytes: 1408,

@@ -6,7 +6,7 @@ use crate::link::Nanos;
 use super::config::{PayloadMode, SessionConfig, SessionKeys};
 use super::epochs::{ReceiveKeys, SendKeys};
 use super::opening::{Opener, Received};
-use super::packet::{Header, Kind};
+use super::packet::{Header, Kind, Version};
 use super::paths::PathId;
 use super::replay::ReplayWindow;
 use super::train::Train;
@@ -64,6 +64,7 @@ pub struct Protection {
     receive: ReceiveKeys,
     connection_id_local: u64,
     connection_id_peer: u64,
+    version: Version,
     payload: PayloadMode,
 }
 
@@ -78,6 +79,7 @@ impl Protection {
             receive: ReceiveKeys::new(&keys.receive),
             connection_id_local: config.connection_id_local,
             connection_id_peer: config.connection_id_peer,
+            version: config.version,
             payload: config.payload,
         }
     }
@@ -145,7 +147,8 @@ impl Protection {
         let packet_number = *number;
         *number += 1;
         let connection_id = self.connection_id_peer;
-        let header = Header { connection_id, epoch, channel, packet_number, kind };
+        let version = self.version;
+        let header = Header { version, connection_id, epoch, channel, packet_number, kind };
         let start = out.len();
         header.encode(out.buffer());
         Some(Unsealed { header, start, payload_start: out.len() })
@@ -194,6 +197,9 @@ impl Protection {
     ) -> Result<(Header, &'a [u8]), Refusal> {
         let Received { bytes: datagram, verdict } = datagram;
         let (header, end) = Header::decode(datagram).map_err(|_| Refusal::Malformed)?;
+        if header.version != self.version {
+            return Err(Refusal::Malformed);
+        }
         if header.connection_id != self.connection_id_local {
             return Err(Refusal::Misdirected);
         }
@@ -257,6 +263,7 @@ mod tests {
     }
 
     const CONFIG: SessionConfig = SessionConfig {
+        version: Version::V6,
         connection_id_local: 1,
         connection_id_peer: 2,
         unit_bytes: 1408,
@@ -277,6 +284,17 @@ mod tests {
         let keys = |a, b| SessionKeys { send: secret(a), receive: secret(b), token_seed: [0; 32] };
         let other = SessionConfig { connection_id_local: 2, connection_id_peer: 1, ..config };
         (Protection::new(&config, &keys(1, 2)), Protection::new(&other, &keys(2, 1)))
+    }
+
+    #[test]
+    fn packets_of_another_version_than_the_sessions_are_malformed() {
+        let at = |version| pair_like(SessionConfig { version, ..CONFIG });
+        for (mine, other) in [(Version::V5, Version::V6), (Version::V6, Version::V5)] {
+            let (mut a, mut b) = at(mine);
+            let (mut c, _) = at(other);
+            assert_eq!(open(&mut b, &sealed(&mut c)), Err(Refusal::Malformed));
+            assert!(open(&mut b, &sealed(&mut a)).is_ok());
+        }
     }
 
     fn pair() -> (Protection, Protection) {

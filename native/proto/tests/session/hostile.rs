@@ -11,6 +11,7 @@ use sealane_proto::session::{
     Arrival, CloseReason, Detection, Ecn, Event, IpVersion, LossCounts, Memory, PATHS_MAX,
     PathCounts, PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session,
     SessionConfig, SessionKeys, SessionStatistics, Source, Steering, StreamPart, StreamRequest,
+    Version,
 };
 
 const UNIT: u64 = 256;
@@ -88,6 +89,7 @@ struct World {
     /// And where they come from.
     source: Source,
     /// By path, then by path for candidates.
+    version: Version,
     next_packet_numbers: [u64; 2 * PATHS as usize],
     /// The peer sends on the channel of the path's candidates.
     is_to_candidate: bool,
@@ -130,10 +132,15 @@ impl World {
     }
 
     fn with_unit(unit_bytes: u16) -> Self {
-        let config = SessionConfig {
+        Self::with(Steering::default(), |config| SessionConfig { unit_bytes, ..config })
+    }
+
+    fn with(steering: Steering, change: impl Fn(SessionConfig) -> SessionConfig) -> Self {
+        let config = change(SessionConfig {
+            version: Version::V6,
             connection_id_local: CONNECTION,
             connection_id_peer: 8,
-            unit_bytes,
+            unit_bytes: UNIT as u16,
             ip: IpVersion::V4,
             paths: PATHS,
             chunk_units: 2,
@@ -144,7 +151,7 @@ impl World {
             detection: Detection::Reports,
             packets_per_key: 16,
             payload: PayloadMode::Real,
-        };
+        });
         let secret = |byte| Secret::take(&mut [byte; 32]);
         let first = secret(2);
         let key = |secret: &Secret, epoch: u64| {
@@ -154,7 +161,7 @@ impl World {
         let mut world = Self {
             session: Session::new(
                 config,
-                Steering::default(),
+                steering,
                 &SessionKeys { send: secret(1), receive: secret(2), token_seed: [3; 32] },
                 0,
             ),
@@ -163,6 +170,7 @@ impl World {
             keys: [key(&first, 0), key(&second, 1)],
             path: PathId(0),
             source: Source::Path,
+            version: Version::V6,
             next_packet_numbers: [0; 2 * PATHS as usize],
             is_to_candidate: false,
             waiting: BTreeMap::new(),
@@ -216,7 +224,9 @@ impl World {
         let next = &mut self.next_packet_numbers[usize::from(self.path.0 + of_candidate.1)];
         let packet_number = *next;
         *next += 1;
-        let header = Header { connection_id: CONNECTION, epoch, channel, packet_number, kind };
+        let version = self.version;
+        let connection_id = CONNECTION;
+        let header = Header { version, connection_id, epoch, channel, packet_number, kind };
         let mut datagram = Vec::new();
         header.encode(&mut datagram);
         let start = datagram.len();
@@ -255,7 +265,7 @@ impl World {
         let mut lengths = Vec::new();
         let count = usize::from(script.byte() % 8);
         let bitmap = script.take(count);
-        let frame = match kind % 15 {
+        let frame = match kind % 16 {
             0 => Frame::Ack { completed_end: message, credit_end: script.number(1 << 48) },
             1 => Frame::Slice {
                 message,
@@ -301,6 +311,10 @@ impl World {
             }
             12 => Frame::Draining { is_done: script.byte().is_multiple_of(2) },
             13 => Frame::Unit { unit_bytes: script.number(1 << 16) as u16 },
+            14 => {
+                let is_answer = script.byte().is_multiple_of(2);
+                Frame::AckCadence { is_answer, delay_nanos: script.number(1 << 32) as u32 }
+            }
             _ => Frame::Close { code: script.byte() },
         };
         self.control(&[frame]);
@@ -506,6 +520,82 @@ fn packets_that_may_come_from_anywhere_let_nothing_more_go_to_an_unproven_addres
     assert!(!world.is_closed && !world.session.is_established());
     let allowed = (10 + 6 * usize::from(PATHS)) * (8896 + 100);
     assert!(world.sent_bytes < allowed, "{} of {allowed}", world.sent_bytes);
+}
+
+/// Acknowledgements, and their bytes, that a peer gets in 10 ms for a unit each 2 µs, with such a
+/// request before each.
+fn acknowledgements(
+    version: Version,
+    near_rtt: Option<Nanos>,
+    mut ask: impl FnMut() -> Option<u32>,
+) -> (u64, usize) {
+    let steering = Steering { near_rtt, ..Steering::default() };
+    let mut world = World::with(steering, |config| SessionConfig {
+        version,
+        rate_bytes_per_second: 1_250_000_000,
+        packets_per_key: 1 << 20,
+        ..config
+    });
+    world.version = version;
+    let token = world.token.unwrap();
+    world.control(&[Frame::PathResponse { token }]);
+    assert!(world.session.is_established());
+    world.post_receive();
+    world.pump();
+    world.sent_bytes = 0;
+    let before = world.session.statistics().control_packets_sent;
+    let kind = Kind::Unit {
+        message: 0,
+        unit: 0,
+        length: 2 * UNIT,
+        k: 0,
+        m: 0,
+        is_stream: false,
+        immediate: None,
+    };
+    for _ in 0..5000 {
+        world.now += 2000;
+        if let Some(delay_nanos) = ask() {
+            world.control(&[Frame::AckCadence { is_answer: false, delay_nanos }]);
+        }
+        world.packet(kind, &[7; UNIT as usize], 0);
+        world.pump();
+    }
+    assert!(!world.is_closed);
+    (world.session.statistics().control_packets_sent - before, world.sent_bytes)
+}
+
+#[test]
+fn no_request_brings_more_acknowledgements_than_the_receivers_own_network_needs() {
+    let (usual, usual_bytes) = acknowledgements(Version::V6, None, || None);
+    assert!((95..=110).contains(&usual), "one each 100 µs: {usual}");
+    let mut state = 1_u32;
+    let mut any = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        Some(state >> (state % 32))
+    };
+    for asked in [Some(0), Some(1), Some(3500), Some(u32::MAX)] {
+        let (found, bytes) = acknowledgements(Version::V6, None, || asked);
+        assert_eq!(found, usual, "{asked:?}");
+        assert!(bytes <= usual_bytes + 6 * found as usize, "{asked:?}: {bytes}, {usual_bytes}");
+    }
+    assert_eq!(acknowledgements(Version::V6, None, &mut any).0, usual);
+    // Where the data centre's round trip is 40 µs, one each 10 µs.
+    let near = Some(40_000);
+    for asked in [0, 1, 3500, 10_000] {
+        let (found, bytes) = acknowledgements(Version::V6, near, || Some(asked));
+        assert!((900..=1010).contains(&found), "{asked}: {found}");
+        // Each a little longer: by the answer, and by counts that are not zero any more.
+        let each = usual_bytes as u64 / usual + 6 + 2;
+        assert!(bytes as u64 <= each * found, "{bytes} for {found}; {usual_bytes} for {usual}");
+    }
+    for asked in [None, Some(100_000), Some(u32::MAX)] {
+        assert_eq!(acknowledgements(Version::V6, near, || asked).0, usual, "{asked:?}");
+    }
+    let (found, _) = acknowledgements(Version::V6, near, &mut any);
+    assert!((usual..=1010).contains(&found), "{found}");
+    // Version 5 doesn't have the frame: its packets are malformed.
+    assert_eq!(acknowledgements(Version::V5, near, || Some(1)).0, usual);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use sealane_proto::session::packet::Header;
 use sealane_proto::session::{
     Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PATHS_MAX, PathId,
     PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
-    Source, Steering,
+    Source, Steering, Version,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
@@ -62,6 +62,7 @@ pub fn end(index: u64, slots: u16, now: Nanos) -> Session {
 
 pub fn config(index: u64) -> SessionConfig {
     SessionConfig {
+        version: Version::V6,
         connection_id_local: 100 + index,
         connection_id_peer: 101 - index,
         unit_bytes: UNIT as u16,

@@ -12,7 +12,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Arrival, CompletionStatus, Departure, Detection, Ecn, Event, IpVersion, Marks, Memory,
     PACKETS_PER_KEY, PathId, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session,
-    SessionConfig, SessionKeys, SessionStatistics, Source, Steering,
+    SessionConfig, SessionKeys, SessionStatistics, Source, Steering, Version,
 };
 
 use super::run::{World, run};
@@ -221,6 +221,7 @@ impl Sessions {
     /// A session for each flow, each with this rate in bytes per second.
     pub(super) fn new(cell: &Cell, setup: SessionsSetup, steering: Steering, rate: u64) -> Self {
         let config = SessionConfig {
+            version: Version::V6,
             connection_id_local: 1,
             connection_id_peer: 1,
             unit_bytes: PAYLOAD_BYTES as u16,

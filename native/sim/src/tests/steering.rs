@@ -2,7 +2,7 @@
 
 use sealane_proto::congestion::{Algorithm, Domain, GeminiRules, Rules};
 use sealane_proto::link::{LinkConfig, PARTS, Phantom, Thresholds};
-use sealane_proto::session::{Marks, Steering};
+use sealane_proto::session::{Marks, PayloadMode, Steering, Version};
 
 use super::{Outcome, Scenario, check};
 
@@ -159,4 +159,53 @@ fn losses_under_a_phantom_queue_do_not_trip_the_breaker() {
     };
     assert_eq!(lossy(Marks::PhantomQueues), 0);
     assert!(lossy(Marks::Queues) > 0, "where marks mean a queue, the same losses are congestion");
+}
+
+/// Share that a session with `uno` gets of a line of 100 Gbit/s within a data centre of 14 µs, and
+/// how often a receiver without a controller acknowledges it.
+fn share_within(version: Version, near_rtt_at_receiver: Option<u64>) -> (f64, u64) {
+    let (line, near_rtt, far_rtt) = (12_500_000_000, 14_000, 1_792_000);
+    let domain = Domain { line_bytes_per_second: line, near_rtt, far_rtt, packet_bytes: 0 };
+    let clean = LinkConfig::clean(line * 8, near_rtt / 2, 1 << 20);
+    let cap_bytes = line * far_rtt / 1_000_000_000;
+    let thresholds = Thresholds {
+        low_bytes: cap_bytes / 50,
+        high_bytes: cap_bytes / 5 * 3,
+        probability_max_parts: PARTS,
+    };
+    let phantom = Phantom { drain_parts_per_billion: 952_380_952, cap_bytes, thresholds };
+    let length = 100_000_000;
+    let outcome = check(&Scenario {
+        version,
+        steering: Steering {
+            congestion: Some((Algorithm::Uno(Rules::DEFAULT), domain)),
+            marks: Marks::PhantomQueues,
+            ..Steering::default()
+        },
+        receiver_steering: Some(Steering { near_rtt: near_rtt_at_receiver, ..Steering::default() }),
+        rate_bytes_per_second: line,
+        forward: LinkConfig { phantom: Some(phantom), ..clean },
+        backward: clean,
+        payload: PayloadMode::LengthsOnly,
+        count: 1,
+        message_bytes_min: length,
+        message_bytes_max: length,
+        ..Scenario::small(5)
+    });
+    let seconds = outcome.completion_nanos[0].unwrap() as f64 / 1e9;
+    (length as f64 / seconds / line as f64, outcome.receiver.control_packets_sent)
+}
+
+#[test]
+fn a_controller_gets_the_reports_that_it_needs_from_a_receiver_without_one() {
+    let near = Some(14_000);
+    let [before, refused, agreed] = [(Version::V5, near), (Version::V6, None), (Version::V6, near)]
+        .map(|(version, near_rtt)| share_within(version, near_rtt));
+    let found = format!("{before:?} in version 5; {refused:?} and {agreed:?}");
+    // The sender takes its receiver for one that acknowledges as it would.
+    assert!(before.0 < 0.25, "{found}");
+    // It knows that the reports are late, …
+    assert!(refused.0 > 0.85 && refused.1 < 150, "{found}");
+    // … or gets them in time.
+    assert!(agreed.0 > 0.85 && agreed.1 > 2000, "{found}");
 }
