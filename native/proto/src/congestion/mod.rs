@@ -8,6 +8,7 @@
 
 mod dctcp;
 mod gemini;
+mod quick_adapt;
 #[cfg(test)]
 mod tests;
 mod uno;

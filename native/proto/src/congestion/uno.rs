@@ -7,7 +7,8 @@
 //! handles what marks are too slow for: if a round trip brings less than half of the window, the
 //! window becomes what was brought.
 
-use super::window::{Window, whole};
+use super::quick_adapt::QuickAdapt;
+use super::window::Window;
 use super::{Allowance, Controller, Domain, Report, Setup};
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
@@ -21,14 +22,7 @@ const DRAINING_MAX: f64 = 0.9;
 const PHANTOM_ONLY: f64 = 0.35;
 /// … which a round trip of at most this many base round trips shows.
 const QUEUE_FREE: f64 = 1.055;
-/// Period of Quick Adapt in base round trips …
-const ADAPT_PERIOD: f64 = 1.05;
-/// … of which so many have to bring too little on average: a host that runs late brings nothing for
-/// one, and the rest in the next.
-const ADAPT_PERIODS: u64 = 2;
-/// … in which less than this share of the window arrives if the path has collapsed …
-const ADAPT_BELOW: f64 = 0.5;
-/// … and the share of the arrived bytes that becomes the window.
+/// Share of the arrived bytes that becomes the window after a collapse.
 const ADAPT_KEEPS: f64 = 0.96;
 /// Doubling ends with losses if more than one packet in this many was lost …
 const DOUBLING_LOSS_BOUND: u64 = 8;
@@ -124,15 +118,6 @@ enum Epochs {
     On { end: Nanos, bytes: u64, marked_bytes: u64 },
 }
 
-/// Quick Adapt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Adapting {
-    /// Begins with a packet sent at or after this time.
-    From(Nanos),
-    /// Counts arriving bytes until this time.
-    Until(Nanos),
-}
-
 /// The window of one flow.
 #[derive(Debug)]
 pub struct Uno {
@@ -143,12 +128,7 @@ pub struct Uno {
     marked: f64,
     marked_before: f64,
     epochs: Epochs,
-    adapting: Adapting,
-    /// Bytes that arrived in the present period of Quick Adapt, and in those before it that brought
-    /// too little.
-    adapt_bytes: u64,
-    /// Number of these periods.
-    adapt_periods: u64,
+    quick_adapt: QuickAdapt,
     /// Below this window it doubles each round trip.
     doubling_below: f64,
     window_at_start: f64,
@@ -178,9 +158,7 @@ impl Uno {
             marked: 0.0,
             marked_before: 0.0,
             epochs: Epochs::Off(window.bytes()),
-            adapting: Adapting::From(now),
-            adapt_bytes: 0,
-            adapt_periods: 1,
+            quick_adapt: QuickAdapt::new(rules.guarded, now),
             doubling_below,
             window_at_start: window.bytes(),
             doubling_lost: 0,
@@ -241,43 +219,11 @@ impl Uno {
         passed.saturating_sub(FAST_STEPS_FROM).clamp(1, FAST_STEPS_MAX) as u32
     }
 
-    /// The window after a collapse.
-    fn adapt(&mut self, now: Nanos) {
-        self.window.set((ADAPT_KEEPS * self.adapt_bytes as f64).min(self.window.bytes()));
-        self.adapting = Adapting::From(now);
+    /// The window after a collapse, of which so many bytes arrived.
+    fn adapt(&mut self, arrived: u64, now: Nanos) {
+        self.window.set((ADAPT_KEEPS * arrived as f64).min(self.window.bytes()));
         self.epochs = Epochs::Off(self.window.bytes());
-        self.adapt_bytes = 0;
-    }
-
-    fn quick_adapt(&mut self, report: &Report, now: Nanos) {
-        let period = whole(ADAPT_PERIOD * self.window.base_rtt() as f64);
-        match self.adapting {
-            Adapting::From(start) if report.sent_at >= start => {
-                self.adapting = Adapting::Until(now.saturating_add(period));
-                (self.adapt_bytes, self.adapt_periods) = (0, 1);
-            }
-            Adapting::Until(end) => {
-                self.adapt_bytes += report.bytes;
-                if now < end {
-                    return;
-                }
-                let mean = self.adapt_bytes / self.adapt_periods;
-                let is_low = (mean as f64) < ADAPT_BELOW * self.window.bytes();
-                let periods = if self.rules.guarded { ADAPT_PERIODS } else { 1 };
-                if is_low && self.adapt_periods >= periods {
-                    self.adapt_bytes = mean;
-                    self.adapt(now);
-                    return;
-                }
-                self.adapting = Adapting::Until(now.saturating_add(period));
-                if is_low {
-                    self.adapt_periods += 1;
-                } else {
-                    (self.adapt_bytes, self.adapt_periods) = (0, 1);
-                }
-            }
-            Adapting::From(_) => {}
-        }
+        self.quick_adapt.restart(now);
     }
 
     /// The part of [`Controller::reported`] that marks decide.
@@ -320,6 +266,7 @@ impl Controller for Uno {
     }
 
     fn sent(&mut self, bytes: u64, now: Nanos) {
+        self.quick_adapt.sent(bytes);
         let paused = now.saturating_sub(self.last_sent);
         let is_resumed = paused > self.window.base_rtt();
         self.last_sent = now;
@@ -369,11 +316,11 @@ impl Controller for Uno {
             if self.doubling_below > 0.0 {
                 // It has got there, and is not to double again.
                 self.doubling_below = 0.0;
-                self.adapting = Adapting::From(now);
+                self.quick_adapt.restart(now);
             }
         } else if report.marked_bytes > 0 || self.has_overflowed() {
             self.doubling_below = 0.0;
-            self.adapting = Adapting::From(now);
+            self.quick_adapt.restart(now);
             let overshot = self.window.bytes() / 2.0;
             if overshot >= self.window_at_start {
                 self.undo_until = now.saturating_add(DOUBLING_UNDONE * self.window.base_rtt());
@@ -390,10 +337,12 @@ impl Controller for Uno {
         }
         let may_grow = report.is_limited || !self.rules.guarded;
         if self.rules.quick_adapt && !self.is_doubling() && may_grow {
-            self.quick_adapt(report, now);
+            if let Some(arrived) = self.quick_adapt.reported(report, &self.window, now) {
+                self.adapt(arrived, now);
+            }
         } else if !may_grow {
             // Less arrives because less was sent: the period says nothing.
-            self.adapting = Adapting::From(now);
+            self.quick_adapt.restart(now);
         }
         let unmarked = report.bytes.saturating_sub(report.marked_bytes);
         if may_grow {
@@ -415,7 +364,8 @@ impl Controller for Uno {
             self.doubling_below = (self.window.bytes() / 2.0).max(self.doubling_below);
             (self.doubling_lost, self.doubling_bytes) = (0, 0);
             self.losses_from = Nanos::MAX;
-            self.adapt(now);
+            let arrived = self.quick_adapt.take_arrived();
+            self.adapt(arrived, now);
         }
     }
 
