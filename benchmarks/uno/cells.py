@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -143,7 +143,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def _collectives(
-    result: _native.FlowsResult, rings: Rings, far: NDArray[np.bool_]
+    result: Mapping[str, Any], rings: Rings, far: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], float]:
     """Return the time of each collective that has ended, and what one takes on idle links, in ms.
 
@@ -161,7 +161,7 @@ def _collectives(
     return taken, _ideal(result, rings, far[: rings.workers]) / 1e6
 
 
-def _ideal(result: _native.FlowsResult, rings: Rings, far: NDArray[np.bool_]) -> float:
+def _ideal(result: Mapping[str, Any], rings: Rings, far: NDArray[np.bool_]) -> float:
     """Return the mean time of a ring's collectives in nanoseconds, each chunk on idle links."""
     packets = rings.chunk_bytes // PACKET_BYTES
     sending = packets * result["packet_nanos"]

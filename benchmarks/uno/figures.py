@@ -301,9 +301,7 @@ FIGURES: Final = (
     Figure(name="11", title="Ratio of far and near round trips (figure 11)", cells=_ratios),
     Figure(name="12", title="Unequal buffers (figure 12)", cells=_buffers),
     Figure(name="13", title="Dead link and bursts of losses (figure 13)", cells=_failures),
-    Figure(
-        name="all-reduce", title="Ring all-reduce over both data centres", cells=_all_reduces
-    ),
+    Figure(name="all-reduce", title="Ring all-reduce over both data centres", cells=_all_reduces),
     Figure(name="ablations", title="Mixed incast without one rule", cells=_ablations),
     Figure(name="replay", title="Traffic matrices of the released code", cells=_replays),
 )

@@ -171,6 +171,15 @@ fn fairness_needs_the_shared_threshold_equal_epochs_and_the_phantom_queue() {
     assert!(jain < 0.75, "real queues that mark: {jain}");
 }
 
+#[test]
+fn each_of_the_other_rules_takes_a_little_from_near_flows() {
+    let (_, all, ..) = shares(uno(Rules::RELEASED));
+    for rule in ["gradient", "discount", "quick_adapt"] {
+        let (jain, near_by_far, ..) = shares(uno(Rules::RELEASED.without(rule).unwrap()));
+        assert!(near_by_far > all && jain > 0.95, "{jain}, {near_by_far} without {rule}; {all}");
+    }
+}
+
 /// Mean over seeds of the messages' mean time, in ms, with one of the eight links dead.
 fn with_a_dead_link(balance: Balance, code: Option<Code>) -> f64 {
     let senders = [15, 0, 87, 40, 61, 99, 110, 126];

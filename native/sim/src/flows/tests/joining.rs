@@ -1,30 +1,36 @@
-//! Sessions that come and go.
+//! A hundred sessions of which most come and go.
 
 use super::*;
 
+/// A tenth of the line in Uno's evaluation, with near round trips of a sixteenth of far ones: windows
+/// of a dozen sessions are whole packets.
 const SLOW: u64 = LINE / 10;
-const SESSIONS: u16 = 100;
-/// Sessions that share the port at a time.
-const SHARING: u64 = 8;
-const JOIN_EVERY: Nanos = 10_000_000;
+const MS: Nanos = 1_000_000;
+const START: Nanos = 5 * MS;
+/// Sessions that stay, half of them near, half far …
+const STAYING: u16 = 8;
+/// … and those that join one after the other and leave when they have sent what they have.
+const LEAVING: u16 = 92;
+const JOIN_EVERY: Nanos = MS;
+const LEAVING_BYTES: u64 = 500_000;
+/// By then nobody joins or leaves.
+const CALM: Nanos = 150 * MS;
+/// A hundred far round trips, within which shares have to be fair again.
+const SETTLED: Nanos = CALM + 180 * MS;
 
 fn slow_sites() -> Sites {
     let fast = sites(true);
     let cap_bytes = 2_400_000;
-    let phantom = fast.near.phantom.map(|phantom| Phantom {
-        cap_bytes,
-        thresholds: Thresholds {
-            low_bytes: cap_bytes / 50,
-            high_bytes: cap_bytes / 5 * 3,
-            ..phantom.thresholds
-        },
-        ..phantom
-    });
+    let thresholds = Thresholds {
+        low_bytes: cap_bytes / 50,
+        high_bytes: cap_bytes / 5 * 3,
+        probability_max_parts: 1_000_000_000,
+    };
     let near = LinkConfig {
         rate_bits_per_second: SLOW,
         delay_nanos: 8_000,
         buffer_bytes: 250_000,
-        phantom,
+        phantom: fast.near.phantom.map(|phantom| Phantom { cap_bytes, thresholds, ..phantom }),
         ..fast.near
     };
     Sites {
@@ -36,72 +42,54 @@ fn slow_sites() -> Sites {
     }
 }
 
+/// Alternately far and near, to one host.
+fn joining() -> Vec<FlowSetup> {
+    let flow_of = |index: u16| {
+        let host = (index * 37) % 110;
+        let from = if index.is_multiple_of(2) { host } else { 128 + host };
+        let joins = u64::from(index.saturating_sub(STAYING)) * JOIN_EVERY;
+        let bytes = if index < STAYING { 1 << 30 } else { LEAVING_BYTES };
+        FlowSetup { start: START + joins, ..flow(from, 240, bytes) }
+    };
+    (0..STAYING + LEAVING).map(flow_of).collect()
+}
+
 #[test]
-fn explore_joins() {
-    let bytes = SLOW / 8 * JOIN_EVERY / 1_000_000_000 / 10 * 9;
-    let every = 20_000_000;
-    let flows: Vec<FlowSetup> = (0..SESSIONS)
-        .map(|index| {
-            let host = (index * 37) % 110;
-            let from = if index % 2 == 0 { host } else { 128 + host };
-            let turn = u64::from(index).saturating_sub(SHARING);
-            FlowSetup { start: 5_000_000 + turn * JOIN_EVERY, ..flow(from, 240, bytes) }
-        })
-        .collect();
-    for (name, congestion, real) in [
-        ("sessions", Congestion::Product(Algorithm::Uno(Rules::DEFAULT)), true),
-        ("ours", Congestion::Product(Algorithm::Uno(Rules::DEFAULT)), false),
-        ("released", Congestion::Product(Algorithm::Uno(Rules::RELEASED)), false),
-        ("dctcp", Congestion::Product(Algorithm::Dctcp), false),
-        ("cubic", Congestion::Cubic, false),
-    ] {
-        let begun = std::time::Instant::now();
-        let cell = Cell {
-            sites: slow_sites(),
-            congestion,
-            balance: Balance::Subflows,
-            sample_every: every,
-            time_max: 5_000_000_000,
-            ..cell(flows.clone())
-        };
-        let outcome =
-            if real { run_sessions(&cell, product()).unwrap() } else { run_cell(&cell).unwrap() };
-        let mut found = Vec::new();
-        for pair in outcome.samples.windows(2) {
-            let active = |index: usize| {
-                let (flow, ended) = (&cell.flows[index], outcome.flows[index].finished_at);
-                flow.start <= pair[0].at && (ended == 0 || ended > pair[1].at)
-            };
-            let rates: Vec<f64> = (0..cell.flows.len())
-                .filter(|i| active(*i))
-                .map(|i| (pair[1].acked_bytes[i] - pair[0].acked_bytes[i]) as f64)
-                .collect();
-            if rates.len() < 4 {
-                continue;
-            }
-            let sum: f64 = rates.iter().sum();
-            let squares: f64 = rates.iter().map(|r| r * r).sum();
-            found.push((sum * sum / (rates.len() as f64 * squares), rates.len()));
-        }
-        let times: Vec<f64> = outcome
-            .flows
-            .iter()
-            .zip(&cell.flows)
-            .map(|(o, f)| o.finished_at as f64 / 1e6 - f.start as f64 / 1e6)
-            .collect();
-        let near: Vec<f64> = times.iter().copied().skip(1).step_by(2).collect();
-        let far: Vec<f64> = times.iter().copied().step_by(2).collect();
-        let jains: Vec<f64> = found.iter().map(|(j, _)| *j).collect();
-        println!(
-            "{name}: intervals {} mean Jain {:.3} min {:.3}, active {:?}, near {:.1} far {:.1} ms, over {}, {:.1} s",
-            found.len(),
-            mean(&jains),
-            jains.iter().copied().fold(1.0, f64::min),
-            found.iter().map(|f| f.1).max(),
-            mean(&near),
-            mean(&far),
-            outcome.overflowed_packets,
-            begun.elapsed().as_secs_f64()
-        );
+fn sessions_that_stay_share_fairly_after_others_came_and_went() {
+    let every = 30 * MS;
+    let cell = Cell {
+        seed: 1,
+        sites: slow_sites(),
+        congestion: Congestion::Product(Algorithm::Uno(Rules::DEFAULT)),
+        balance: Balance::Subflows,
+        sample_every: every,
+        time_max: SETTLED + 3 * every,
+        ..cell(joining())
+    };
+    let outcome = run_sessions(&cell, product()).unwrap();
+    let stay = usize::from(STAYING);
+    let left = outcome.flows[stay..].iter().map(|flow| flow.finished_at);
+    assert!(left.clone().all(|at| at > 0 && at < CALM), "{:?}", left.collect::<Vec<_>>());
+    let jain = |from: usize, to: usize| {
+        let bytes = |at: usize| &outcome.samples[at].acked_bytes[..stay];
+        let rates = bytes(to).iter().zip(bytes(from)).map(|(to, from)| (to - from) as f64);
+        let rates: Vec<f64> = rates.collect();
+        let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
+        let sum: f64 = rates.iter().sum();
+        (sum * sum / (rates.len() as f64 * squares), rates)
+    };
+    for i in 1..outcome.samples.len() {
+        println!("{} {:.3?}", outcome.samples[i].at / MS, jain(i - 1, i));
     }
+    println!(
+        "left {:?}",
+        outcome.flows[stay..]
+            .iter()
+            .zip(&cell.flows[stay..])
+            .map(|(o, f)| (o.finished_at.saturating_sub(f.start)) / MS)
+            .collect::<Vec<_>>()
+    );
+    let last = outcome.samples.len() - 1;
+    let (found, rates) = jain(last - 3, last);
+    assert!(found >= 0.95, "{found}: {rates:?}");
 }
