@@ -2,25 +2,26 @@
 
 use super::*;
 
-/// A tenth of the line in Uno's evaluation, with near round trips of a sixteenth of far ones: windows
-/// of a dozen sessions are whole packets.
-const SLOW: u64 = LINE / 10;
+/// A twentieth of the line in Uno's evaluation, with near round trips of an eighth of far ones:
+/// windows of a dozen sessions are whole packets.
+const SLOW: u64 = LINE / 20;
 const MS: Nanos = 1_000_000;
-const START: Nanos = 5 * MS;
+/// All are established by then, although some of their first packets meet at the port and are lost.
+const START: Nanos = 300 * MS;
 /// Sessions that stay, half of them near, half far …
 const STAYING: u16 = 8;
 /// … and those that join one after the other and leave when they have sent what they have.
 const LEAVING: u16 = 92;
-const JOIN_EVERY: Nanos = MS;
-const LEAVING_BYTES: u64 = 500_000;
+const JOIN_EVERY: Nanos = MS / 2;
+const LEAVING_BYTES: u64 = 125_000;
 /// By then nobody joins or leaves.
-const CALM: Nanos = 150 * MS;
+const CALM: Nanos = START + 85 * MS;
 /// A hundred far round trips, within which shares have to be fair again.
 const SETTLED: Nanos = CALM + 180 * MS;
 
 fn slow_sites() -> Sites {
     let fast = sites(true);
-    let cap_bytes = 2_400_000;
+    let cap_bytes = 1_200_000;
     let thresholds = Thresholds {
         low_bytes: cap_bytes / 50,
         high_bytes: cap_bytes / 5 * 3,
@@ -28,7 +29,7 @@ fn slow_sites() -> Sites {
     };
     let near = LinkConfig {
         rate_bits_per_second: SLOW,
-        delay_nanos: 8_000,
+        delay_nanos: 16_000,
         buffer_bytes: 250_000,
         phantom: fast.near.phantom.map(|phantom| Phantom { cap_bytes, thresholds, ..phantom }),
         ..fast.near
@@ -66,7 +67,7 @@ fn sessions_that_stay_share_fairly_after_others_came_and_went() {
         time_max: SETTLED + 3 * every,
         ..cell(joining())
     };
-    let outcome = run_sessions(&cell, product()).unwrap();
+    let outcome = run_sessions(&cell, SessionsSetup { paths: 4, ..product() }).unwrap();
     let stay = usize::from(STAYING);
     let left = outcome.flows[stay..].iter().map(|flow| flow.finished_at);
     assert!(left.clone().all(|at| at > 0 && at < CALM), "{:?}", left.collect::<Vec<_>>());
