@@ -2,13 +2,13 @@
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 from benchmarks.uno.networks import Network, Scheme
-from benchmarks.uno.traffic import Flow, is_far
+from benchmarks.uno.traffic import PACKET_BYTES, Chain, Flow, Rings, is_far
 from numpy.typing import NDArray
 
 from sealane import _native
@@ -27,6 +27,9 @@ class Cell:
     seed: int
     network: Network
     flows: tuple[Flow, ...]
+    chains: tuple[Chain, ...] = ()
+    rings: Rings | None = None
+    """The collectives of which the flows are part; their times are kept instead of the flows'."""
     sample_millis: int = 0
     """Interval of samples of rates and of the queue before the last host; 0: none."""
     time_millis: int = 5_000
@@ -68,6 +71,8 @@ class Record:
     """Mean rate of near flows over that of far flows, in the same time."""
     queue_p99: float | None
     """Bytes before the last host, in the same time."""
+    ideal: float | None
+    """Mean time of a collective whose workers have idle links, in milliseconds."""
     processor_seconds: float
 
 
@@ -98,6 +103,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         without=cell.scheme.without,
         balance=cell.scheme.balance,
         code=cell.scheme.code,
+        chains=cell.chains,
         sample_every_nanos=cell.sample_millis * 1_000_000,
         sample_host=cell.flows[0][1],
         seed=cell.seed,
@@ -112,23 +118,62 @@ def measure(cell: Cell) -> dict[str, Any]:
     sent = sum(flow[1] for flow in result["flows"])
     payload = sum(-(-flow[3] // 4096) for flow in cell.flows)
     shares = _shares(result["samples"], far) if cell.sample_millis else (None, None, None)
+    values, ideal = (taken[done], None)
+    if cell.rings is not None:
+        values, ideal = _collectives(result, cell.rings, far)
+    is_apart = cell.rings is None
     record = Record(
         key=cell.key,
         figure=cell.figure,
         workload=cell.workload,
         scheme=cell.scheme.name,
         seed=cell.seed,
-        all=times(taken[done]),
-        near=times(taken[done & ~far]),
-        far=times(taken[done & far]),
+        all=times(values),
+        near=times(taken[done & ~far]) if is_apart else None,
+        far=times(taken[done & far]) if is_apart else None,
         unfinished=int((~done).sum()),
         wire_per_payload=sent / payload * WIRE_FACTOR if done.all() else 0.0,
         jain=shares[0],
         near_per_far=shares[1],
         queue_p99=shares[2],
+        ideal=ideal,
         processor_seconds=time.thread_time() - begun,
     )
     return asdict(record)
+
+
+def _collectives(
+    result: Mapping[str, Any], rings: Rings, far: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], float]:
+    """Return the time of each collective that has ended, and what one takes on idle links, in ms.
+
+    One begins when the last worker of its ring has all of the one before.
+    """
+    ends = [
+        [
+            max(result["chunks"][worker][(number + 1) * rings.steps - 1] for worker in ring)
+            for number in range(rings.rounds)
+            if all(len(result["chunks"][worker]) >= (number + 1) * rings.steps for worker in ring)
+        ]
+        for ring in np.arange(len(far)).reshape(rings.rings, rings.workers)
+    ]
+    taken = np.concatenate([np.diff([0, *ring]) for ring in ends]) / 1e6
+    return taken, _ideal(result, rings, far[: rings.workers]) / 1e6
+
+
+def _ideal(result: Mapping[str, Any], rings: Rings, far: NDArray[np.bool_]) -> float:
+    """Return the mean time of a ring's collectives in nanoseconds, each chunk on idle links."""
+    packets = rings.chunk_bytes // PACKET_BYTES
+    sending = packets * result["packet_nanos"]
+    way = np.where(far, result["far_way_nanos"], result["near_way_nanos"])
+    free = np.zeros(rings.workers)
+    arrived = np.zeros(rings.workers)
+    for _ in range(rings.rounds * rings.steps):
+        # What a worker sends next has arrived of the one before it.
+        left = np.maximum(free, np.roll(arrived, 1))
+        free = left + sending
+        arrived = free - result["packet_nanos"] + way
+    return float(arrived.max()) / rings.rounds
 
 
 def _shares(

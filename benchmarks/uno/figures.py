@@ -25,7 +25,7 @@ from benchmarks.uno.networks import (
 )
 
 MIXED: Final = (UNO, RELEASED, RELEASED_ECMP, GEMINI, GEMINI_FAIR, MPRDMA_BBR, CUBIC)
-"""Schemes of figures 10 to 12."""
+"""Schemes of figures 10 to 12, and of all-reduces."""
 SPRAYED: Final = tuple(
     replace(one, balance="spray")
     for one in (
@@ -62,10 +62,25 @@ class Effort:
     incast_bytes: int
     failure_seeds: int
     loads: tuple[int, ...]
+    rings: traffic.Rings
 
 
-FULL: Final = Effort(seeds=5, incast_bytes=1_000 * MEGABYTE, failure_seeds=40, loads=(40, 60, 80))
-QUICK: Final = Effort(seeds=1, incast_bytes=100 * MEGABYTE, failure_seeds=6, loads=(40,))
+BUCKET_BYTES: Final = 25 * MEGABYTE
+"""A bucket of gradients, as PyTorch sends them by default."""
+FULL: Final = Effort(
+    seeds=5,
+    incast_bytes=1_000 * MEGABYTE,
+    failure_seeds=40,
+    loads=(40, 60, 80),
+    rings=traffic.Rings(rings=8, workers=16, size=BUCKET_BYTES, rounds=3),
+)
+QUICK: Final = Effort(
+    seeds=1,
+    incast_bytes=100 * MEGABYTE,
+    failure_seeds=6,
+    loads=(40,),
+    rings=traffic.Rings(rings=2, workers=8, size=BUCKET_BYTES // 5, rounds=2),
+)
 
 
 def _incasts(effort: Effort) -> Iterator[Cell]:
@@ -180,6 +195,24 @@ def _failures(effort: Effort) -> Iterator[Cell]:
                 )
 
 
+def _all_reduces(effort: Effort) -> Iterator[Cell]:
+    """Yield ring all-reduces, half of whose workers are in either data centre."""
+    rings = effort.rings
+    for seed in range(1, effort.seeds + 1):
+        flows, chains = traffic.all_reduce(seed, rings)
+        for one in MIXED:
+            yield Cell(
+                figure="all-reduce",
+                workload=f"{rings.rings} rings of {rings.workers}",
+                scheme=one,
+                seed=seed,
+                network=Network(),
+                flows=tuple(flows),
+                chains=tuple(chains),
+                rings=rings,
+            )
+
+
 def _ablations(effort: Effort) -> Iterator[Cell]:
     """Yield the mixed incast without one rule at a time."""
     flows = tuple(traffic.incast(far=4, near=4, size=effort.incast_bytes))
@@ -268,6 +301,7 @@ FIGURES: Final = (
     Figure(name="11", title="Ratio of far and near round trips (figure 11)", cells=_ratios),
     Figure(name="12", title="Unequal buffers (figure 12)", cells=_buffers),
     Figure(name="13", title="Dead link and bursts of losses (figure 13)", cells=_failures),
+    Figure(name="all-reduce", title="Ring all-reduce over both data centres", cells=_all_reduces),
     Figure(name="ablations", title="Mixed incast without one rule", cells=_ablations),
     Figure(name="replay", title="Traffic matrices of the released code", cells=_replays),
 )

@@ -20,6 +20,7 @@ PANELS: Final = {
     "11": ("mean, ms", "near p99, ms"),
     "12": ("mean, ms", "near p99, ms"),
     "13": ("mean, ms", "worst, ms"),
+    "all-reduce": ("mean, ms", "collective p99, ms"),
     "ablations": ("Jain", "near/far"),
     "replay": ("mean, ms",),
     "lab": (

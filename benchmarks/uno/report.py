@@ -32,6 +32,11 @@ Columns = Mapping[str, tuple[Value, str]]
 
 COLUMNS: Final[Columns] = {
     "mean, ms": (times_of("all", "mean"), "{:,.3f}"),
+    "collective p99, ms": (
+        lambda record: None if record["ideal"] is None else float(record["all"]["p99"]),
+        "{:,.2f}",
+    ),
+    "ideal, ms": (lambda record: record["ideal"], "{:,.2f}"),
     "near mean, ms": (times_of("near", "mean"), "{:,.3f}"),
     "near p99, ms": (times_of("near", "p99"), "{:,.3f}"),
     "far mean, ms": (times_of("far", "mean"), "{:,.2f}"),

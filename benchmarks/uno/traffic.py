@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -77,6 +78,12 @@ Flow = tuple[int, int, int, int]
 """Sending host, receiving host, start in nanoseconds, bytes."""
 
 
+Chain = tuple[int, int]
+"""A flow's dependency: the flow that it follows, bytes of a chunk."""
+PACKET_BYTES: Final = 4096
+"""Payload of a packet; chunks are whole packets."""
+
+
 def is_far(flow: Flow) -> bool:
     """Return True if a flow is between the data centres."""
     return (flow[0] < HOSTS) != (flow[1] < HOSTS)
@@ -134,6 +141,47 @@ def between_sites(seed: int, *, size: int) -> list[Flow]:
     senders, receivers = (random.choice(HOSTS, 8, replace=False) for _ in range(2))
     pairs = zip(senders, receivers, strict=True)
     return [(int(sender), HOSTS + int(to), 0, size) for sender, to in pairs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rings:
+    """Ring all-reduces beside each other, each over as many workers in either data centre."""
+
+    rings: int
+    workers: int
+    """Workers of a ring."""
+    size: int
+    """Bytes that each worker has."""
+    rounds: int
+    """All-reduces of a ring, one after the other."""
+
+    @property
+    def steps(self) -> int:
+        """Return the chunks that each worker sends for an all-reduce."""
+        return 2 * (self.workers - 1)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Return the length of a chunk: a worker's share, in whole packets."""
+        return -(-self.size // self.workers // PACKET_BYTES) * PACKET_BYTES
+
+
+def all_reduce(seed: int, rings: Rings) -> tuple[list[Flow], list[Chain]]:
+    """Return the flow of each worker to the next one, ring by ring, and its dependency."""
+    random = np.random.default_rng(seed)
+    half = rings.workers // 2
+    near, far = (random.permutation(HOSTS)[: rings.rings * half] for _ in range(2))
+    flows: list[Flow] = []
+    chains: list[Chain] = []
+    length = rings.rounds * rings.steps * rings.chunk_bytes
+    for ring in range(rings.rings):
+        part = slice(ring * half, (ring + 1) * half)
+        hosts = [*map(int, near[part]), *(HOSTS + int(host) for host in far[part])]
+        first = len(flows)
+        for index, host in enumerate(hosts):
+            flows.append((host, hosts[(index + 1) % len(hosts)], 0, length))
+            chains.append((first + (index - 1) % len(hosts), rings.chunk_bytes))
+    return flows, chains
 
 
 def matrix(name: str) -> Sequence[Flow] | None:

@@ -563,8 +563,16 @@ class FlowsResult(TypedDict):
     them had been sent before."""
     samples: list[tuple[int, list[int], int]]
     """Time, acknowledged bytes of each flow, and bytes waiting at the port to the observed host."""
+    chunks: list[list[int]]
+    """By flow: when each chunk had arrived, if flows depend on each other."""
     overflowed_packets: int
     """Data packets that a full buffer refused."""
+    packet_nanos: int
+    """Time that a full packet takes on a host's cable."""
+    near_way_nanos: int
+    """One-way time of a full packet on idle links, the longest way within a data centre …"""
+    far_way_nanos: int
+    """… and between data centres."""
     near_rtt_nanos: int
     """Round trip of a full packet and its acknowledgement within a data centre, on idle links."""
     far_rtt_nanos: int
@@ -581,6 +589,7 @@ def simulate_flows(
     without: Sequence[str] = (),
     balance: Literal["ecmp", "spray", "subflows", "plb"] = "subflows",
     code: tuple[int, int] | None = None,
+    chains: Sequence[tuple[int, int]] = (),
     outages: Sequence[tuple[int, int, int]] = (),
     sample_every_nanos: int = 0,
     sample_host: int = 0,
@@ -593,8 +602,10 @@ def simulate_flows(
     the second one. `host` is the cable from a host, `near` all others in a data centre, `border`
     those to a border switch, and `wan` each of the `wan_links` links between the data centres.
     `congestion` names the controller of all flows, `without` rules of it to leave out; flows
-    between the data centres use the erasure code `code`. `outages` are (link, start, end) of links
-    that leave the first data centre.
+    between the data centres use the erasure code `code`. With `chains` (flow that it follows, bytes
+    of a chunk, by flow) a flow's first chunk leaves at its start, each other one when the chunk
+    before it has arrived of the flow that it follows, which ends at its sender. `outages` are
+    (link, start, end) of links that leave the first data centre.
 
     Raises ValueError for a cell that cannot be run, naming the value and the range.
     """

@@ -5,9 +5,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sealane_proto::congestion::{ALGORITHMS, Algorithm};
 use sealane_proto::fabric::Sites;
+use sealane_proto::link::NANOS_PER_SECOND;
 use sealane_proto::session::Marks;
 use sealane_sim::{
-    Balance, Cell, Code, Congestion, FlowSetup, RIVALS, Shared, run_cell, run_shared,
+    Balance, Cell, Chain, Change, Code, Congestion, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, RIVALS,
+    Shared, run_cell, run_shared,
 };
 
 use crate::link::LinkSettings;
@@ -27,6 +29,7 @@ use crate::simulation::statistics;
     without = Vec::new(),
     balance = "subflows",
     code = None,
+    chains = Vec::new(),
     outages = Vec::new(),
     sample_every_nanos = 0,
     sample_host = 0,
@@ -46,6 +49,7 @@ pub fn simulate_flows<'py>(
     without: Vec<String>,
     balance: &str,
     code: Option<(u8, u8)>,
+    chains: Vec<(u32, u64)>,
     outages: Vec<(u16, u64, u64)>,
     sample_every_nanos: u64,
     sample_host: u16,
@@ -53,6 +57,8 @@ pub fn simulate_flows<'py>(
     time_nanos_max: u64,
 ) -> PyResult<Bound<'py, PyDict>> {
     let flow = |(from, to, start, bytes)| FlowSetup { from, to, start, bytes };
+    let chain = |(follows, chunk_bytes)| Chain { follows, chunk_bytes };
+    let outage = |(link, start, end)| Change::outage(link, start, end);
     let cell = Cell {
         seed,
         sites: Sites {
@@ -66,7 +72,8 @@ pub fn simulate_flows<'py>(
         congestion: congestion_of(congestion, &without)?,
         balance: named("balance", balance, &Balance::ALL)?,
         code: code.map(|(data, parity)| Code { data, parity }),
-        outages,
+        chains: chains.into_iter().map(chain).collect(),
+        changes: outages.into_iter().map(outage).collect(),
         sample_every: sample_every_nanos,
         sample_host,
         time_max: time_nanos_max,
@@ -86,7 +93,13 @@ pub fn simulate_flows<'py>(
         .map(|sample| (sample.at, sample.acked_bytes, sample.queued_bytes))
         .collect();
     result.set_item("samples", samples)?;
+    result.set_item("chunks", outcome.chunks)?;
     result.set_item("overflowed_packets", outcome.overflowed_packets)?;
+    let full = PAYLOAD_BYTES + HEADER_BYTES;
+    let bits = u64::from(full) * 8 * NANOS_PER_SECOND;
+    result.set_item("packet_nanos", bits.div_ceil(cell.sites.host.rate_bits_per_second.max(1)))?;
+    result.set_item("near_way_nanos", cell.sites.one_way(full, false))?;
+    result.set_item("far_way_nanos", cell.sites.one_way(full, true))?;
     result.set_item("near_rtt_nanos", cell.round_trip(false))?;
     result.set_item("far_rtt_nanos", cell.round_trip(true))?;
     Ok(result)

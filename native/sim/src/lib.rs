@@ -15,9 +15,9 @@ mod world;
 
 pub use check::{Rule, Violation};
 pub use flows::{
-    Balance, Cell, CellError, CellOutcome, Code, Congestion, FLOWS_MAX, FlowOutcome, FlowSetup,
-    HEADER_BYTES, PAYLOAD_BYTES, RIVALS, Sample, SessionsSetup, Shared, Tampering, Victims,
-    run_cell, run_sessions, run_shared,
+    Balance, Cell, CellError, CellOutcome, Chain, Change, Code, Congestion, Effect, FLOWS_MAX,
+    FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Place, RIVALS, Sample, SessionsSetup,
+    Shared, Tampering, Victims, run_cell, run_sessions, run_shared,
 };
 pub use ring::{
     Combine, REPEATS_MAX, Ring, RingError, RingOutcome, RingReceive, RingSend, SITES_MAX, Site,

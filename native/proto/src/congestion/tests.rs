@@ -211,6 +211,45 @@ fn a_decrease_without_a_real_queue_is_a_third() {
 }
 
 #[test]
+fn the_newest_epoch_has_two_thirds_of_the_weight() {
+    let rules = Rules { gradient: false, ..Rules::RELEASED };
+    let decrease = 1.0 - after_two_epochs(rules, 10, 10, FAR / 10);
+    // Two marked epochs after many without a mark.
+    let average = 1.0 - 0.35 * 0.35;
+    let found = decrease / decrease_of(FAR_PRODUCT);
+    assert!((found / average - 1.0).abs() < 0.02, "{found} of a decrease, not {average}");
+}
+
+#[test]
+fn marked_bytes_add_nothing() {
+    let mut flow = Driven::uno(Rules::RELEASED, FAR).begin();
+    flow.run(20 * NEAR, NEAR / 20, 10);
+    for _ in 0..40 {
+        let before = flow.window();
+        flow.now += NEAR / 20;
+        flow.report(10_000, 10_000);
+        assert!(flow.window() <= before, "{} after {before}", flow.window());
+    }
+}
+
+#[test]
+fn after_a_collapse_marks_count_again_once_a_window_has_been_sent() {
+    let mut flow = Driven::uno(Rules::RELEASED, FAR).begin();
+    flow.run(3 * FAR, FAR / 16, 0);
+    let whole_window = flow.window();
+    while flow.window() > whole_window / 2.0 {
+        flow.now += FAR / 16;
+        flow.report(whole(whole_window / 8.0 / 16.0), 0);
+    }
+    let before = flow.window();
+    for _ in 0..40 {
+        flow.now += NEAR / 20;
+        flow.report(4096, 4096);
+    }
+    assert!(flow.window() >= before, "{} after {before}", flow.window());
+}
+
+#[test]
 fn quick_adapt_takes_the_window_to_what_a_round_trip_brought() {
     let collapse = |rules: Rules| {
         let mut flow = Driven::uno(rules, FAR).begin();
@@ -474,8 +513,8 @@ fn a_longer_base_round_trip_does_not_collapse_the_window() {
     flow.run(10 * FAR, FAR / 16, 0);
     let before = flow.window();
     flow.base_rtt = 2 * FAR;
-    flow.run(10 * FAR, FAR / 16, 0);
-    assert!(flow.window() >= before, "{} of {before}", flow.window());
+    flow.run(20 * FAR, FAR / 16, 0);
+    assert!(flow.window() > 1.5 * before, "{} of {before}", flow.window());
 }
 
 #[test]

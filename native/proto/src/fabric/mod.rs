@@ -170,6 +170,23 @@ impl<T: Clone> Fabric<T> {
         port.control.set_detours(detours);
     }
 
+    /// Sets start and end of each time in which a port carries only packets up to some length.
+    pub fn set_narrows(&mut self, port: PortId, narrows: &[(Nanos, Nanos, u32)]) {
+        let port = &mut self.ports[port.index()];
+        port.data.set_narrows(narrows);
+        port.control.set_narrows(narrows);
+    }
+
+    /// Sets the rates in bits per second that a port has from these times on.
+    pub fn set_rates(&mut self, id: PortId, rates: &[(Nanos, u64)]) {
+        let port = &mut self.ports[id.index()];
+        port.data.set_rates(rates);
+        port.control.set_rates(rates);
+        let nexts = [port.data.next_at(), port.control.next_at()];
+        self.schedule(2 * id.0, nexts[0]);
+        self.schedule(2 * id.0 + 1, nexts[1]);
+    }
+
     fn forward(&mut self, node: NodeId, packet: Packet<T>, now: Nanos) -> bool {
         let choices = self.topology.choices(node, packet.to);
         let choice = match choices {

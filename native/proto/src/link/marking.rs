@@ -43,6 +43,14 @@ pub struct Phantom {
     pub thresholds: Thresholds,
 }
 
+impl Phantom {
+    /// Its drain in bits per second.
+    fn drains(&self, link_bits_per_second: u64) -> u128 {
+        let parts = u128::from(self.drain_parts_per_billion);
+        u128::from(link_bits_per_second) * parts / u128::from(PARTS)
+    }
+}
+
 /// Exact level of a phantom queue at one instant.
 #[derive(Debug)]
 struct PhantomLevel {
@@ -57,6 +65,11 @@ struct PhantomLevel {
 const UNITS_PER_BYTE: u128 = 8 * NANOS_PER_SECOND as u128;
 
 impl PhantomLevel {
+    fn change_rate(&mut self, bits_per_second: u64, now: Nanos) {
+        self.advance(now);
+        self.drain_bits_per_second = self.phantom.drains(bits_per_second);
+    }
+
     fn advance(&mut self, now: Nanos) {
         let drained = u128::from(now.saturating_sub(self.at)) * self.drain_bits_per_second;
         self.level = self.level.saturating_sub(drained);
@@ -85,15 +98,20 @@ pub(super) struct Marking {
 
 impl Marking {
     pub fn new(config: &LinkConfig, dice: Dice) -> Self {
-        let rate = u128::from(config.rate_bits_per_second);
         let phantom = config.phantom.map(|phantom| PhantomLevel {
             phantom,
             level: 0,
-            drain_bits_per_second: rate * u128::from(phantom.drain_parts_per_billion)
-                / u128::from(PARTS),
+            drain_bits_per_second: phantom.drains(config.rate_bits_per_second),
             at: 0,
         });
         Self { red: config.red, phantom, dice }
+    }
+
+    /// The link has another rate from now on.
+    pub fn change_rate(&mut self, bits_per_second: u64, now: Nanos) {
+        if let Some(phantom) = &mut self.phantom {
+            phantom.change_rate(bits_per_second, now);
+        }
     }
 
     /// Counts an offered packet.

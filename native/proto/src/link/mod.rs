@@ -213,6 +213,10 @@ pub struct Link<T> {
     outages: VecDeque<(Nanos, Nanos)>,
     /// Start and end of each detour, in order, and how much longer it is.
     detours: VecDeque<(Nanos, Nanos, Nanos)>,
+    /// Start and end of each time with a smaller MTU, in order, and the most bytes of a packet then.
+    narrows: VecDeque<(Nanos, Nanos, u32)>,
+    /// Rates in bits per second to come, in order, each with its first instant.
+    rates: VecDeque<(Nanos, u64)>,
     waiting: VecDeque<Waiting<T>>,
     transit: Transit<T>,
     /// Packets that reached the wire.
@@ -240,6 +244,8 @@ impl<T: Clone> Link<T> {
             offered_at: 0,
             outages: VecDeque::new(),
             detours: VecDeque::new(),
+            narrows: VecDeque::new(),
+            rates: VecDeque::new(),
             waiting: VecDeque::new(),
             transit: Transit::default(),
             numbers: 0,
@@ -270,6 +276,22 @@ impl<T: Clone> Link<T> {
         self.detours = sorted.into();
     }
 
+    /// Sets start and end of each time in which packets of more than so many bytes vanish without a
+    /// word, as on a route with a smaller MTU. They count like packets during an outage.
+    pub fn set_narrows(&mut self, narrows: &[(Nanos, Nanos, u32)]) {
+        let mut sorted = narrows.to_vec();
+        sorted.sort_unstable();
+        self.narrows = sorted.into();
+    }
+
+    /// Sets the rates in bits per second that the link has from these times on. What waits then
+    /// leaves at the new rate, and a phantom queue drains in proportion to it.
+    pub fn set_rates(&mut self, rates: &[(Nanos, u64)]) {
+        let mut sorted = rates.to_vec();
+        sorted.sort_unstable();
+        self.rates = sorted.into();
+    }
+
     /// Puts a packet of `wire_bytes` (including the IP header) on the link at `now`. A time before
     /// that of an earlier offer counts as the earlier offer's time.
     pub fn offer(&mut self, packet: T, wire_bytes: u32, is_ecn_capable: bool, now: Nanos) -> Fate {
@@ -278,7 +300,7 @@ impl<T: Clone> Link<T> {
         self.settle(now);
         self.counters.offered_packets += 1;
         self.counters.offered_bytes += u64::from(wire_bytes);
-        if self.is_down(now) {
+        if self.is_down(now) || self.is_too_long(wire_bytes, now) {
             self.counters.down_packets += 1;
             return Fate::Down;
         }
@@ -307,15 +329,21 @@ impl<T: Clone> Link<T> {
     /// Takes time on the wire for bytes that are sent outside of this queue, before what is offered
     /// from now on.
     pub fn occupy(&mut self, wire_bytes: u32, now: Nanos) {
-        self.serialise(wire_bytes, now.max(self.offered_at));
+        let now = now.max(self.offered_at);
+        if self.rates.front().is_some_and(|(at, _)| *at <= now) {
+            self.settle(now);
+        }
+        self.serialise(wire_bytes, now);
     }
 
-    /// Earliest time of the next delivery. It may come later if a packet is lost.
+    /// Earliest time of the next delivery, or of a change of the rate. A delivery may come later if a
+    /// packet is lost.
     #[must_use]
     pub fn next_at(&self) -> Option<Nanos> {
         let waiting = self.waiting.front();
         let waiting = waiting.map(|front| front.ends_at.saturating_add(self.config.delay_nanos));
-        waiting.into_iter().chain(self.transit.next_at()).min()
+        let change = self.rates.front().map(|(at, _)| *at);
+        waiting.into_iter().chain(self.transit.next_at()).chain(change).min()
     }
 
     /// Takes the next packet that has arrived, if any.
@@ -351,6 +379,15 @@ impl<T: Clone> Link<T> {
         self.outages.front().is_some_and(|(start, _)| *start <= now)
     }
 
+    /// Whether a packet is longer than what the link carries at present.
+    fn is_too_long(&mut self, wire_bytes: u32, now: Nanos) -> bool {
+        while self.narrows.front().is_some_and(|(_, end, _)| *end <= now) {
+            self.narrows.pop_front();
+        }
+        let present = self.narrows.front().filter(|(start, ..)| *start <= now);
+        present.is_some_and(|(.., most)| wire_bytes > *most)
+    }
+
     /// How much longer the way is for a packet that leaves the buffer now.
     fn detour(&mut self, now: Nanos) -> Nanos {
         while self.detours.front().is_some_and(|(_, end, _)| *end <= now) {
@@ -377,6 +414,30 @@ impl<T: Clone> Link<T> {
     /// Moves everything serialised by `now` from the buffer to the wire. Marks are decided here, as
     /// in a switch that marks at dequeue, and so is the packet's fate on the wire.
     fn settle(&mut self, now: Nanos) {
+        while let Some((at, rate)) = self.rates.front().copied().filter(|(at, _)| *at <= now) {
+            self.rates.pop_front();
+            self.settle_at_rate(at);
+            self.change_rate(rate.max(1), at);
+        }
+        self.settle_at_rate(now);
+    }
+
+    /// From now on everything leaves at this rate.
+    fn change_rate(&mut self, rate: u64, now: Nanos) {
+        let before = std::mem::replace(&mut self.config.rate_bits_per_second, rate);
+        let moved = |ends_at: Nanos| {
+            let left = u128::from(ends_at.saturating_sub(now)) * u128::from(before);
+            let left = u64::try_from(left / u128::from(rate)).unwrap_or(u64::MAX);
+            now.saturating_add(left)
+        };
+        for waiting in &mut self.waiting {
+            waiting.ends_at = moved(waiting.ends_at);
+        }
+        (self.free_at, self.free_fraction) = (moved(self.free_at), 0);
+        self.marking.change_rate(rate, now);
+    }
+
+    fn settle_at_rate(&mut self, now: Nanos) {
         while self.waiting.front().is_some_and(|front| front.ends_at <= now) {
             if let Some(packet) = self.waiting.pop_front() {
                 self.leave(packet);

@@ -286,7 +286,8 @@ impl Session {
         let known = &mut self.paths[path];
         if reported > known.packets_reported {
             known.packets_reported = reported;
-            known.is_silent = false;
+            // While it is tested whether full-size packets arrive, small ones prove nothing.
+            known.is_silent &= known.challenges.is_searching();
         }
         let echo = known.rtt.echo_received(number, age.filter(|_| on == path), now);
         self.paths.measured();

@@ -75,6 +75,8 @@ pub(super) struct Flow {
     /// All packets below this one are known to have arrived.
     known_end: u32,
     next_new: u32,
+    /// Packets that may leave: all, unless something has to arrive before the others.
+    released: u32,
     lost: VecDeque<u32>,
     in_flight: u64,
     /// Time-outs of packets in flight, and of others that are not any more.
@@ -117,6 +119,7 @@ impl Flow {
             missing: if code.is_some() { blocks } else { packets },
             known_end: 0,
             next_new: 0,
+            released: packets,
             lost: VecDeque::new(),
             in_flight: 0,
             timeouts: VecDeque::new(),
@@ -155,8 +158,13 @@ impl Flow {
         self.place(number).is_some_and(|(block, _)| self.complete[block as usize])
     }
 
+    /// Lets the first packets leave, and no others for now.
+    pub fn release(&mut self, packets: u32) {
+        self.released = packets.min(self.packets());
+    }
+
     fn has_more(&self) -> bool {
-        self.next_new < self.packets.len() as u32 || !self.lost.is_empty()
+        self.next_new < self.released || !self.lost.is_empty()
     }
 
     /// The next packet, if one may leave now.
@@ -194,7 +202,7 @@ impl Flow {
                 return Some(number);
             }
         }
-        while (self.next_new as usize) < self.packets.len() {
+        while self.next_new < self.released {
             let number = self.next_new;
             self.next_new += 1;
             if !self.is_block_complete(number) {

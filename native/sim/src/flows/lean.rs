@@ -13,7 +13,9 @@ use super::balance::Paths;
 use super::flow::{Flow, News, Times};
 use super::landing::{Arrived, Landing};
 use super::run::{World, run};
-use super::{Cell, CellError, CellOutcome, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES};
+use super::{
+    Cell, CellError, CellOutcome, Chain, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES,
+};
 
 const DATA_BYTES: u32 = PAYLOAD_BYTES + HEADER_BYTES;
 
@@ -54,6 +56,12 @@ struct LeanFlows {
     wakes: BinaryHeap<Reverse<(Nanos, u32)>>,
     /// When to look at which block of which flow.
     blocks: BinaryHeap<Reverse<(Nanos, u32, u32)>>,
+    /// Packets of a chunk of each flow; none if flows don't depend on each other.
+    chunk_packets: Vec<u32>,
+    /// Flows that follow each flow.
+    followers: Vec<Vec<u32>>,
+    /// When each chunk of each flow had arrived.
+    chunks: Vec<Vec<Nanos>>,
     random: ChaCha8Rng,
     unfinished: usize,
     arrivals: u64,
@@ -99,6 +107,11 @@ impl LeanFlows {
         };
         let mut flows: Vec<Flow> = cell.flows.iter().map(&mut build).collect();
         let mut wakes = BinaryHeap::with_capacity(flows.len());
+        let packets_of = |chain: &Chain| (chain.chunk_bytes / u64::from(PAYLOAD_BYTES)) as u32;
+        let chunk_packets: Vec<u32> = cell.chains.iter().map(packets_of).collect();
+        for (flow, packets) in flows.iter_mut().zip(&chunk_packets) {
+            flow.release(*packets);
+        }
         for (index, flow) in (0..).zip(&mut flows) {
             flow.wake_at = flow.setup.start;
             wakes.push(Reverse((flow.wake_at, index)));
@@ -113,6 +126,9 @@ impl LeanFlows {
             received,
             wakes,
             blocks: BinaryHeap::new(),
+            chunk_packets,
+            followers: cell.followers(),
+            chunks: vec![Vec::new(); flows.len()],
             random,
             unfinished: flows.len(),
             arrivals: 0,
@@ -154,7 +170,11 @@ impl LeanFlows {
     /// A data packet has arrived. Returns what the sender learns from it.
     fn landed(&mut self, flow: u32, number: u32, wait: Nanos, now: Nanos) -> News {
         match &mut self.received[flow as usize] {
-            Received::Plain(arrived) => News::AllBelow(arrived.packet(number)),
+            Received::Plain(arrived) => {
+                let end = arrived.packet(number);
+                self.chunks_landed(flow, end, now);
+                News::AllBelow(end)
+            }
             Received::Coded(landing) => {
                 let place = self.flows[flow as usize].place(number).unwrap_or_default();
                 let (is_complete, look_at) = landing.packet(place, wait, now);
@@ -163,6 +183,27 @@ impl LeanFlows {
                 }
                 News::Block { is_complete }
             }
+        }
+    }
+
+    /// All packets of a flow below this one have arrived: what waits for its chunks may leave.
+    fn chunks_landed(&mut self, flow: u32, end: u32, now: Nanos) {
+        let index = flow as usize;
+        let Some(size) = self.chunk_packets.get(index).copied() else { return };
+        let all = self.flows[index].packets();
+        let before = self.chunks[index].len();
+        while self.chunks[index].len() < all.div_ceil(size) as usize
+            && end >= (size * (self.chunks[index].len() as u32 + 1)).min(all)
+        {
+            self.chunks[index].push(now);
+        }
+        let landed = self.chunks[index].len();
+        if landed == before {
+            return;
+        }
+        for follower in self.followers[index].clone() {
+            self.flows[follower as usize].release(size * (landed as u32 + 1));
+            self.drive(follower, now);
         }
     }
 
@@ -272,5 +313,9 @@ impl World for LeanFlows {
 
     fn arrivals(&self) -> u64 {
         self.arrivals
+    }
+
+    fn chunks(&self) -> Vec<Vec<Nanos>> {
+        self.chunks.clone()
     }
 }

@@ -61,6 +61,65 @@ impl Code {
     }
 }
 
+/// How a flow depends on another one that ends at its sender: its first chunk leaves at its start,
+/// each other one when the chunk before it has arrived of the other flow. A ring all-reduce consists
+/// of such flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chain {
+    /// Number of the flow that it follows.
+    pub follows: u32,
+    /// Bytes of a chunk, alike in both: whole packets.
+    pub chunk_bytes: u64,
+}
+
+/// A change of a part of the network for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// The part.
+    pub place: Place,
+    /// What becomes of it.
+    pub effect: Effect,
+    /// From when …
+    pub start: Nanos,
+    /// … until when.
+    pub end: Nanos,
+}
+
+/// A part of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A link between the data centres, in one direction.
+    Wan {
+        /// Number of the data centre that it leaves, 0 or 1.
+        from_site: u16,
+        /// Number of the link.
+        link: u16,
+    },
+    /// The last cable to a host.
+    ToHost(u16),
+}
+
+/// What becomes of a part of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// It carries nothing.
+    Down,
+    /// It carries only packets up to this many bytes.
+    Narrow(u32),
+    /// Its way is longer by this.
+    Longer(Nanos),
+    /// It has this rate in bits per second.
+    Rate(u64),
+}
+
+impl Change {
+    /// An outage of a link from the first data centre to the second.
+    #[must_use]
+    pub fn outage(link: u16, start: Nanos, end: Nanos) -> Self {
+        Self { place: Place::Wan { from_site: 0, link }, effect: Effect::Down, start, end }
+    }
+}
+
 /// The settings of a run.
 #[derive(Debug, Clone)]
 pub struct Cell {
@@ -76,8 +135,10 @@ pub struct Cell {
     pub balance: Balance,
     /// Code of the flows between data centres, if they use one.
     pub code: Option<Code>,
-    /// Outages of links from the first data centre to the second: link, start, end.
-    pub outages: Vec<(u16, Nanos, Nanos)>,
+    /// Dependencies of each flow, or of none.
+    pub chains: Vec<Chain>,
+    /// What happens to the network.
+    pub changes: Vec<Change>,
     /// Interval at which rates and a queue are observed; 0: never.
     pub sample_every: Nanos,
     /// Host whose port is observed.
@@ -104,9 +165,14 @@ pub enum CellError {
     /// A code without data or parity.
     #[error("a code needs at least one data and one parity packet")]
     Code,
-    /// An outage names a link that does not exist.
-    #[error("there is no link {0} between the data centres")]
-    Outage(u16),
+    /// A change names a link or a host that does not exist.
+    #[error("there is no {0:?}")]
+    Place(Place),
+    /// Flows of chunks need one dependency each, on a flow to their sender, and no code.
+    #[error(
+        "chunks need a dependency for each flow, on a flow to its sender of chunks of as many whole packets, and no code"
+    )]
+    Chain,
 }
 
 /// What became of a flow.
@@ -125,8 +191,10 @@ pub struct FlowOutcome {
 pub struct Sample {
     /// The time.
     pub at: Nanos,
-    /// Bytes of each flow that have been acknowledged so far.
+    /// Bytes of each flow that have been acknowledged so far …
     pub acked_bytes: Vec<u64>,
+    /// … and packets that it has sent, with those that were sent before.
+    pub sent_packets: Vec<u64>,
     /// Bytes that wait at the port to the observed host.
     pub queued_bytes: u64,
 }
@@ -142,6 +210,10 @@ pub struct CellOutcome {
     pub arrivals: u64,
     /// Data packets that a full buffer refused.
     pub overflowed_packets: u64,
+    /// Data packets that a link did not carry because it was down, or because they were too long.
+    pub down_packets: u64,
+    /// When each chunk had arrived, by flow, if flows depend on each other.
+    pub chunks: Vec<Vec<Nanos>>,
 }
 
 impl Cell {
@@ -163,10 +235,40 @@ impl Cell {
         if self.code.is_some_and(|code| code.data == 0 || code.parity == 0) {
             return Err(CellError::Code);
         }
-        let outage = self.outages.iter().find(|(link, ..)| *link >= self.sites.wan_links);
-        match outage {
-            Some((link, ..)) => Err(CellError::Outage(*link)),
+        if !self.chains.is_empty() && !self.are_chains_valid() {
+            return Err(CellError::Chain);
+        }
+        let is_absent = |change: &&Change| match change.place {
+            Place::Wan { from_site, link } => from_site > 1 || link >= self.sites.wan_links,
+            Place::ToHost(host) => host >= hosts,
+        };
+        match self.changes.iter().find(is_absent) {
+            Some(change) => Err(CellError::Place(change.place)),
             None => Ok(()),
         }
+    }
+
+    fn are_chains_valid(&self) -> bool {
+        let is_valid = |(flow, chain): (&FlowSetup, &Chain)| {
+            let index = chain.follows as usize;
+            let Some((followed, its)) = self.flows.get(index).zip(self.chains.get(index)) else {
+                return false;
+            };
+            followed.to == flow.from
+                && its.chunk_bytes == chain.chunk_bytes
+                && chain.chunk_bytes > 0
+                && chain.chunk_bytes.is_multiple_of(PAYLOAD_BYTES.into())
+        };
+        let are_all = self.chains.len() == self.flows.len() && self.code.is_none();
+        are_all && self.flows.iter().zip(&self.chains).all(is_valid)
+    }
+
+    /// Flows that follow each flow.
+    fn followers(&self) -> Vec<Vec<u32>> {
+        let mut followers = vec![Vec::new(); self.flows.len()];
+        for (index, chain) in (0..).zip(&self.chains) {
+            followers[chain.follows as usize].push(index);
+        }
+        followers
     }
 }

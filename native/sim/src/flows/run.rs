@@ -1,10 +1,15 @@
 //! What all worlds of a cell have in common: the network, and the loop that runs them.
 
+use std::collections::BTreeMap;
+
 use sealane_proto::congestion::Domain;
-use sealane_proto::fabric::{Fabric, NodeId, PortId, Sites};
+use sealane_proto::fabric::{Fabric, NodeId, PortId, Sites, Topology};
 use sealane_proto::link::Nanos;
 
-use super::{Cell, CellOutcome, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Sample};
+use super::{
+    Cell, CellOutcome, Change, Effect, FlowOutcome, FlowSetup, HEADER_BYTES, PAYLOAD_BYTES, Place,
+    Sample,
+};
 
 /// Senders and receivers in a network.
 pub(super) trait World {
@@ -29,6 +34,9 @@ pub(super) trait World {
 
     /// Packets that have arrived at a host.
     fn arrivals(&self) -> u64;
+
+    /// When each chunk had arrived, by flow.
+    fn chunks(&self) -> Vec<Vec<Nanos>>;
 }
 
 /// Runs a world until all flows have ended, or until the cell's time is up.
@@ -42,6 +50,7 @@ pub(super) fn run(cell: &Cell, world: &mut impl World) -> CellOutcome {
             samples.push(Sample {
                 at: sample_at,
                 acked_bytes: world.acked_bytes(),
+                sent_packets: world.outcomes().iter().map(|flow| flow.sent_packets).collect(),
                 queued_bytes: port.map_or(0, |port| world.fabric().queued_bytes(port, sample_at)),
             });
             sample_at += cell.sample_every;
@@ -50,8 +59,11 @@ pub(super) fn run(cell: &Cell, world: &mut impl World) -> CellOutcome {
     }
     let fabric = world.fabric();
     let ports = (0..fabric.topology().ports().len() as u32).map(PortId);
+    let counters = || ports.clone().map(|port| fabric.counters(port));
     CellOutcome {
-        overflowed_packets: ports.map(|port| fabric.counters(port).overflowed_packets).sum(),
+        overflowed_packets: counters().map(|counters| counters.overflowed_packets).sum(),
+        down_packets: counters().map(|counters| counters.down_packets).sum(),
+        chunks: world.chunks(),
         flows: world.outcomes(),
         samples,
         arrivals: world.arrivals(),
@@ -83,16 +95,45 @@ impl Cell {
         }
     }
 
-    /// Its network, idle, with the outages of the links between the data centres.
+    /// Its network, idle, with what is to happen to it.
     pub(super) fn fabric<T: Clone>(&self) -> Fabric<T> {
         let mut fabric = Fabric::new(self.sites.build(), self.seed);
-        let links = self.sites.wan_links;
-        let first = fabric.topology().ports().len() - 2 * usize::from(links);
-        for link in 0..links {
-            let of_link = self.outages.iter().filter(|(index, ..)| *index == link);
-            let outages: Vec<_> = of_link.map(|(_, start, end)| (*start, *end)).collect();
-            fabric.set_outages(PortId(first as u32 + u32::from(link)), &outages);
+        let mut by_port: BTreeMap<u32, Vec<&Change>> = BTreeMap::new();
+        for change in &self.changes {
+            by_port.entry(self.port(fabric.topology(), change.place).0).or_default().push(change);
+        }
+        for (port, changes) in by_port {
+            Self::arrange(&mut fabric, PortId(port), &changes);
         }
         fabric
+    }
+
+    /// The port of a place that exists.
+    fn port(&self, topology: &Topology, place: Place) -> PortId {
+        let links = usize::from(self.sites.wan_links);
+        match place {
+            Place::ToHost(host) => Sites::port_to(topology, NodeId(host)).unwrap_or(PortId(0)),
+            Place::Wan { from_site, link } => {
+                let sites = 2 - usize::from(from_site);
+                PortId((topology.ports().len() - sites * links) as u32 + u32::from(link))
+            }
+        }
+    }
+
+    fn arrange<T: Clone>(fabric: &mut Fabric<T>, port: PortId, changes: &[&Change]) {
+        let usual = fabric.topology().ports()[port.index()].link.rate_bits_per_second;
+        let (mut outages, mut narrows, mut detours, mut rates) = (vec![], vec![], vec![], vec![]);
+        for Change { effect, start, end, .. } in changes.iter().copied().copied() {
+            match effect {
+                Effect::Down => outages.push((start, end)),
+                Effect::Narrow(bytes) => narrows.push((start, end, bytes)),
+                Effect::Longer(nanos) => detours.push((start, end, nanos)),
+                Effect::Rate(rate) => rates.extend([(start, rate), (end, usual)]),
+            }
+        }
+        fabric.set_outages(port, &outages);
+        fabric.set_narrows(port, &narrows);
+        fabric.set_detours(port, &detours);
+        fabric.set_rates(port, &rates);
     }
 }

@@ -108,6 +108,12 @@ struct Pair {
     receives: u64,
     sends: u64,
     completed: u64,
+    /// Bytes of the messages into which the flow is cut.
+    message_bytes: u64,
+    /// Messages that may be sent: all, unless something has to arrive before the others.
+    released: u64,
+    /// When each message had arrived.
+    arrived: Vec<Nanos>,
     lost: bool,
     outcome: FlowOutcome,
     wake_at: [Nanos; 2],
@@ -115,7 +121,7 @@ struct Pair {
 
 impl Pair {
     fn messages(&self) -> u64 {
-        self.setup.bytes.div_ceil(MESSAGE_BYTES)
+        self.setup.bytes.div_ceil(self.message_bytes)
     }
 
     /// Posts what may be posted.
@@ -124,15 +130,18 @@ impl Pair {
         let end = messages.min(self.completed + MESSAGES_POSTED);
         let [sender, receiver] = &mut self.ends;
         while receiver.is_established() && self.receives < end {
-            let (offset, length) = message_of(&self.setup, self.receives);
+            let (offset, length) = message_of(&self.setup, self.message_bytes, self.receives);
             let receive = ReceiveRequest { offset, length_max: length, user_data: 0 };
             if receiver.post_receive(receive, now).is_err() {
                 break;
             }
             self.receives += 1;
         }
-        while sender.is_established() && now >= self.setup.start && self.sends < end {
-            let (offset, length) = message_of(&self.setup, self.sends);
+        while sender.is_established()
+            && now >= self.setup.start
+            && self.sends < end.min(self.released)
+        {
+            let (offset, length) = message_of(&self.setup, self.message_bytes, self.sends);
             let reliability = self.reliability;
             let send = SendRequest {
                 offset,
@@ -163,7 +172,11 @@ impl Pair {
                 _ => {}
             }
         }
-        while self.ends[1].next_event().is_some() {}
+        while let Some(event) = self.ends[1].next_event() {
+            if let Event::ReceiveCompleted { status: CompletionStatus::Ok, .. } = event {
+                self.arrived.push(now);
+            }
+        }
         self.post(now);
     }
 
@@ -172,16 +185,18 @@ impl Pair {
     }
 }
 
-/// Offset and length of a message of a flow.
-fn message_of(setup: &FlowSetup, number: u64) -> (u64, u64) {
-    let offset = number * MESSAGE_BYTES;
-    (offset, MESSAGE_BYTES.min(setup.bytes - offset))
+/// Offset and length of a message of a flow that is cut into messages of this many bytes.
+fn message_of(setup: &FlowSetup, message_bytes: u64, number: u64) -> (u64, u64) {
+    let offset = number * message_bytes;
+    (offset, message_bytes.min(setup.bytes - offset))
 }
 
 pub(super) struct Sessions {
     setup: SessionsSetup,
     fabric: Fabric<Datagram>,
     pairs: Vec<Pair>,
+    /// Pairs that follow each pair.
+    followers: Vec<Vec<u32>>,
     /// Time, then twice the pair, plus the end.
     wakes: BinaryHeap<Reverse<(Nanos, u32)>>,
     unfinished: usize,
@@ -247,8 +262,12 @@ impl Sessions {
             };
             let code = setup.code.filter(|_| flow.is_far());
             let coded = |(k, m)| Reliability::ErasureCoded { k, m, depth: 1 };
+            let chain = cell.chains.get(index);
             Pair {
                 setup: *flow,
+                message_bytes: chain.map_or(MESSAGE_BYTES, |chain| chain.chunk_bytes),
+                released: if chain.is_some() { 1 } else { u64::MAX },
+                arrived: Vec::new(),
                 ends: [end(0), end(1)],
                 reliability: code.map_or(Reliability::SelectiveRepeat, coded),
                 receives: 0,
@@ -263,6 +282,7 @@ impl Sessions {
         let mut world = Self {
             setup,
             fabric: cell.fabric(),
+            followers: cell.followers(),
             wakes: BinaryHeap::new(),
             unfinished: pairs.len(),
             arrivals: 0,
@@ -284,7 +304,7 @@ impl Sessions {
     /// Lets time pass for an end, sends what it may send, and arranges its next wake.
     fn drive(&mut self, index: usize, end: usize, now: Nanos) {
         let pair = &mut self.pairs[index];
-        let was_over = pair.is_over();
+        let (was_over, had_arrived) = (pair.is_over(), pair.arrived.len());
         pair.ends[end].handle_timeout(now);
         pair.handle_events(now);
         // Posting may give either end something to send.
@@ -302,6 +322,13 @@ impl Sessions {
             if at < pair.wake_at[end] {
                 pair.wake_at[end] = at;
                 self.wakes.push(Reverse((at, (2 * index + end) as u32)));
+            }
+        }
+        let arrived = pair.arrived.len();
+        if arrived > had_arrived {
+            for follower in self.followers[index].clone() {
+                self.pairs[follower as usize].released = arrived as u64 + 1;
+                self.drive(follower as usize, 0, now);
             }
         }
     }
@@ -391,5 +418,9 @@ impl World for Sessions {
 
     fn arrivals(&self) -> u64 {
         self.arrivals
+    }
+
+    fn chunks(&self) -> Vec<Vec<Nanos>> {
+        self.pairs.iter().map(|pair| pair.arrived.clone()).collect()
     }
 }

@@ -7,6 +7,10 @@ use sealane_proto::session::Marks;
 
 use super::*;
 
+mod chains;
+mod changes;
+mod joining;
+
 const LINE: u64 = 100_000_000_000;
 const MICROSECOND: Nanos = 1_000;
 
@@ -52,7 +56,8 @@ fn cell(flows: Vec<FlowSetup>) -> Cell {
         congestion: Congestion::Product(Algorithm::Uno(Rules::RELEASED)),
         balance: Balance::Spray,
         code: None,
-        outages: Vec::new(),
+        chains: Vec::new(),
+        changes: Vec::new(),
         sample_every: 0,
         sample_host: 240,
         time_max: 10_000_000_000,
@@ -166,14 +171,23 @@ fn fairness_needs_the_shared_threshold_equal_epochs_and_the_phantom_queue() {
     assert!(jain < 0.75, "real queues that mark: {jain}");
 }
 
+#[test]
+fn each_of_the_other_rules_takes_a_little_from_near_flows() {
+    let (_, all, ..) = shares(uno(Rules::RELEASED));
+    for rule in ["gradient", "discount", "quick_adapt"] {
+        let (jain, near_by_far, ..) = shares(uno(Rules::RELEASED.without(rule).unwrap()));
+        assert!(near_by_far > all && jain > 0.95, "{jain}, {near_by_far} without {rule}; {all}");
+    }
+}
+
 /// Mean over seeds of the messages' mean time, in ms, with one of the eight links dead.
 fn with_a_dead_link(balance: Balance, code: Option<Code>) -> f64 {
     let senders = [15, 0, 87, 40, 61, 99, 110, 126];
     let flows: Vec<FlowSetup> =
         (0..).zip(senders).map(|(index, from)| flow(from, 130 + 13 * index, 5_000_000)).collect();
     let means = (1..=20).map(|seed| {
-        let outages = vec![(0, 0, Nanos::MAX)];
-        let cell = Cell { seed, balance, code, outages, ..cell(flows.clone()) };
+        let changes = vec![Change::outage(0, 0, Nanos::MAX)];
+        let cell = Cell { seed, balance, code, changes, ..cell(flows.clone()) };
         mean(&millis(&run_cell(&cell).unwrap()))
     });
     mean(&means.collect::<Vec<_>>())
@@ -207,9 +221,15 @@ fn cells_that_cannot_be_run_are_refused() {
     }
     let code = Some(Code { data: 0, parity: 2 });
     assert_eq!(refused(&Cell { code, ..cell(vec![flow(1, 2, 1)]) }), CellError::Code);
-    let outages = vec![(8, 0, 1)];
-    let outage = Cell { outages, ..cell(vec![flow(1, 2, 1)]) };
-    assert_eq!(refused(&outage), CellError::Outage(8));
+    for place in [
+        Place::Wan { from_site: 0, link: 8 },
+        Place::Wan { from_site: 2, link: 0 },
+        Place::ToHost(256),
+    ] {
+        let changes = vec![Change { place, ..Change::outage(0, 0, 1) }];
+        let absent = Cell { changes, ..cell(vec![flow(1, 2, 1)]) };
+        assert_eq!(refused(&absent), CellError::Place(place));
+    }
 }
 
 /// Sessions as the product configures them.
@@ -256,9 +276,10 @@ fn the_products_sessions_take_as_long_as_the_lean_model() {
 #[test]
 fn sessions_survive_a_link_that_dies_under_them() {
     let flows = (0..4).map(|index| flow(20 * index, 140 + 20 * index, 5_000_000)).collect();
-    let outages = vec![(0, 11_000_000, Nanos::MAX), (1, 12_000_000, 13_000_000)];
+    let changes =
+        vec![Change::outage(0, 11_000_000, Nanos::MAX), Change::outage(1, 12_000_000, 13_000_000)];
     let cell = Cell {
-        outages,
+        changes,
         congestion: Congestion::Product(Algorithm::Uno(Rules::DEFAULT)),
         ..cell(flows)
     };
@@ -304,8 +325,8 @@ fn sessions_with_a_dead_link(code: Option<(u8, u8)>) -> f64 {
         |(index, from): (u16, u16)| FlowSetup { start, ..flow(from, 130 + 13 * index, 5_000_000) };
     let flows: Vec<FlowSetup> = (0..).zip(senders).map(setup).collect();
     let means = (1..=10).map(|seed| {
-        let outages = vec![(0, start + start / 20, Nanos::MAX)];
-        let cell = Cell { seed, outages, ..cell(flows.clone()) };
+        let changes = vec![Change::outage(0, start + start / 20, Nanos::MAX)];
+        let cell = Cell { seed, changes, ..cell(flows.clone()) };
         let setup = SessionsSetup { code, paths: 16, ..product() };
         mean(&millis(&run_sessions(&cell, setup).unwrap())) - start as f64 / 1e6
     });
