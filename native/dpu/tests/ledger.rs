@@ -162,8 +162,8 @@ fn the_wire_shows_an_iv_used_twice_a_sector_that_does_not_open_and_other_bytes()
     let (key, arrived) = (seal_key(), Arrived::new(seal_key()));
     let mut counters = CounterRange::new(1, 1, 1, 1 << 20).unwrap();
     let mut sealed = |lba, byte| {
-        let mut block = [byte; BLOCK_BYTES];
-        key.seal(counters.take().unwrap(), lba, &mut block);
+        let mut block = [0; BLOCK_BYTES];
+        key.seal(counters.take().unwrap(), lba, &[byte; DATA_BYTES], &mut block);
         block
     };
     let first = sealed(1, 1);
