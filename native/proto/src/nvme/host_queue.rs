@@ -433,7 +433,7 @@ impl HostQueue {
         };
         if let Some(kept) = kept {
             if whole {
-                self.transmit.put_pdu_shared(header(0, length).as_bytes(), &kept.parts());
+                self.transmit.put_pdu_shared(header(0, length).as_bytes(), kept.parts());
                 return Ok(());
             }
             for offset in (start..start + length).step_by(limit.max(1)) {

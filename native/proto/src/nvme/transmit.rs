@@ -150,18 +150,18 @@ impl TransmitQueue {
 
     /// As [`Self::put_pdu`], with these parts as its data; they are not copied if all of them
     /// together are large.
-    pub fn put_pdu_shared(&mut self, header: &[u8], parts: &[SharedBytes]) {
+    pub fn put_pdu_shared(&mut self, header: &[u8], parts: Vec<SharedBytes>) {
         let bytes = parts.iter().map(SharedBytes::bytes);
         let length: usize = bytes.clone().map(<[u8]>::len).sum();
         if length < OWN_PIECE_BYTES {
             self.put_pdu_of(header, bytes);
             return;
         }
-        let has_digest = self.put_header(header);
+        let data_digest = self.put_header(header).then(|| digest_of_parts(bytes));
         self.pending += length;
-        self.pieces.extend(parts.iter().cloned().map(Piece::Shared));
-        if has_digest {
-            self.put(&digest_of_parts(bytes).to_le_bytes());
+        self.pieces.extend(parts.into_iter().map(Piece::Shared));
+        if let Some(digest) = data_digest {
+            self.put(&digest.to_le_bytes());
         }
     }
 
@@ -272,8 +272,7 @@ mod tests {
         let parts = [whole.part(1..OWN_PIECE_BYTES), whole.part(OWN_PIECE_BYTES..buffer.len())];
         drop(whole);
         let mut queue = TransmitQueue::default();
-        queue.put_pdu_shared(&[1; 8], &parts);
-        drop(parts);
+        queue.put_pdu_shared(&[1; 8], parts.into());
         assert_eq!(queue.pending_bytes(), 8 + buffer.len() - 1);
         queue.advance(8 + OWN_PIECE_BYTES - 2);
         assert_eq!(Arc::strong_count(&buffer), 3, "a byte of the first part is left");
@@ -284,7 +283,7 @@ mod tests {
         queue.advance(1);
         assert_eq!((Arc::strong_count(&buffer), queue.pending_bytes()), (1, 0));
         // Small data are copied, and their buffer is free at once.
-        queue.put_pdu_shared(&[1; 8], &[SharedBytes::new(Arc::clone(&buffer), 0..9)]);
+        queue.put_pdu_shared(&[1; 8], vec![SharedBytes::new(Arc::clone(&buffer), 0..9)]);
         assert_eq!((Arc::strong_count(&buffer), queue.pending_bytes()), (1, 17));
     }
 
@@ -322,7 +321,7 @@ mod tests {
                     2 => queue.put_pdu_of(&header, [first, last].into_iter()),
                     _ => {
                         let [first, last] = [first, last].map(|part| part.to_vec().into());
-                        queue.put_pdu_shared(&header, &[first, last]);
+                        queue.put_pdu_shared(&header, vec![first, last]);
                     }
                 }
             }
