@@ -119,6 +119,15 @@ impl World {
         }
     }
 
+    /// With a secure controller that requests so many blocks at once, and a host that sends them.
+    fn requesting(mut self, blocks: usize) -> Self {
+        let h2c_data_max = blocks * BLOCK_BYTES;
+        self.host.limits.h2c_data_max = h2c_data_max;
+        let limits = ControllerLimits { h2c_data_max, ..self.controller.limits };
+        self.controller = ControllerQueue::new(limits, everything(BLOCK_BYTES), Some(secure(1)));
+        self
+    }
+
     fn execute(&mut self, command: Command) {
         let start = command.lba as usize;
         match command.operation {
@@ -295,12 +304,7 @@ fn exchanged(world: &mut World, command: HostCommand) -> (Vec<Vec<u8>>, Vec<Opti
 fn kept_sectors_are_sent_like_a_copy_of_them_and_stay_as_they_are() {
     for (blocks, at_once) in [(1, 3), (3, 3), (8, 3), (4, 8), (8, 8)] {
         for digests in [Digests::default(), Digests { header: true, data: true }] {
-            let new = || {
-                let mut world = World::with_digests(Some(1), false, digests);
-                world.host.limits.h2c_data_max = at_once * BLOCK_BYTES;
-                world.controller.limits.h2c_data_max = at_once * BLOCK_BYTES;
-                world
-            };
+            let new = || World::with_digests(Some(1), false, digests).requesting(at_once);
             let kept = Arc::new(sealed(10, 3));
             let range = BLOCK_BYTES..(1 + blocks) * BLOCK_BYTES;
             let data = kept[range.clone()].to_vec();
@@ -326,9 +330,7 @@ fn kept_sectors_are_held_while_they_wait_and_copied_by_a_plain_queue() {
         let sectors = SharedBytes::new(Arc::clone(&kept), 0..bytes);
         HostCommand::WriteKept { lba: 4, sectors, is_forced: true }
     };
-    let mut world = World::new(Some(1), false);
-    world.host.limits.h2c_data_max = kept.len();
-    world.controller.limits.h2c_data_max = kept.len();
+    let mut world = World::new(Some(1), false).requesting(8);
     assert_eq!(refused(&mut world, command(kept.len() - 1)), SubmitError::Length);
     world.host.submit(1, command(kept.len())).unwrap();
     let bytes = world.sent_by_host();

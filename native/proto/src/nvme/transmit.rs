@@ -272,7 +272,7 @@ mod tests {
         let parts = [whole.part(1..OWN_PIECE_BYTES), whole.part(OWN_PIECE_BYTES..buffer.len())];
         drop(whole);
         let mut queue = TransmitQueue::default();
-        queue.put_pdu_shared(&[1; 8], parts.into());
+        queue.put_pdu_shared(&[0; 8], parts.into());
         assert_eq!(queue.pending_bytes(), 8 + buffer.len() - 1);
         queue.advance(8 + OWN_PIECE_BYTES - 2);
         assert_eq!(Arc::strong_count(&buffer), 3, "a byte of the first part is left");
@@ -283,7 +283,7 @@ mod tests {
         queue.advance(1);
         assert_eq!((Arc::strong_count(&buffer), queue.pending_bytes()), (1, 0));
         // Small data are copied, and their buffer is free at once.
-        queue.put_pdu_shared(&[1; 8], vec![SharedBytes::new(Arc::clone(&buffer), 0..9)]);
+        queue.put_pdu_shared(&[0; 8], vec![SharedBytes::new(Arc::clone(&buffer), 0..9)]);
         assert_eq!((Arc::strong_count(&buffer), queue.pending_bytes()), (1, 17));
     }
 
