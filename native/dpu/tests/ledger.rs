@@ -16,7 +16,7 @@ use rand_core::{Rng, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 use sealane_engine::accelerator::Device;
 use sealane_engine::storage::gateway::GatewayVolume;
-use sealane_proto::sector::{BLOCK_BYTES, CounterRange};
+use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES};
 
 use running::Running;
 use volume::{SECTORS, connect, namespace, plan, seal_key, statistic};
