@@ -29,6 +29,7 @@ TITLES: Final = {
     "seal": "AES-256-GCM, sealing in place: GB/s, median (range)",
     "open": "AES-256-GCM, opening: GB/s, median (range)",
     "check": "Checks of a sector that an accelerator sealed: GB/s, median (range)",
+    "write": "A sector through a gateway, journal of 64 MiB: GB/s, median (range)",
     "node": "Node functions of a Merkle tree: GB/s of children or entries, median (range)",
     "encode": "Erasure code, encoding: GB/s of data, median (range)",
     "decode": "Erasure code, decoding with the first symbols lost: GB/s of data, median (range)",

@@ -34,6 +34,83 @@ pub fn measure_all(rounds: u64) {
             check(rounds, shape, data_bytes, aad_bytes);
         }
     }
+    write(rounds);
+}
+
+/// Bytes of a sector, and of one with its metadata.
+const DATA_BYTES: usize = 4096;
+const SECTOR_BYTES: usize = DATA_BYTES + 64;
+/// A gateway's journal, far larger than the caches.
+const JOURNAL_BYTES: usize = 64 << 20;
+
+/// The memory through which a gateway's writes of one sector pass.
+struct Gateway {
+    commands: Vec<[u8; DATA_BYTES]>,
+    journal: Vec<[u8; SECTOR_BYTES]>,
+    stamped: [u8; SECTOR_BYTES],
+    waiting: Vec<u8>,
+}
+
+impl Gateway {
+    fn new() -> Self {
+        Self {
+            commands: vec![[5; DATA_BYTES]; 32],
+            journal: vec![[1; SECTOR_BYTES]; JOURNAL_BYTES / SECTOR_BYTES],
+            stamped: [0; SECTOR_BYTES],
+            waiting: vec![0; 3 * SECTOR_BYTES],
+        }
+    }
+
+    /// Seals a sector, with or without a copy of it first, and puts it behind the commands that
+    /// wait, stamped with its MAC, with or without another copy.
+    fn write(&mut self, key: &sealane_gcm::Key, number: u64, is_copied: (bool, bool)) {
+        let at = number as usize;
+        let plain = &self.commands[at % self.commands.len()];
+        let slots = self.journal.len();
+        let sector = &mut self.journal[at % slots];
+        let (data, metadata) = sector.split_at_mut(DATA_BYTES);
+        let tag = if is_copied.0 {
+            data.copy_from_slice(black_box(plain));
+            key.seal(&nonce(number), &[3; 33], data)
+        } else {
+            key.seal_into(&nonce(number), &[3; 33], black_box(plain), data)
+        };
+        metadata[..16].copy_from_slice(&tag);
+        let place = &mut self.waiting[at % 3 * SECTOR_BYTES..][..SECTOR_BYTES];
+        let sector = &*black_box(sector);
+        if is_copied.1 {
+            self.stamped.copy_from_slice(sector);
+            let mac = key.seal(&nonce(number), black_box(&self.stamped), &mut []);
+            self.stamped[DATA_BYTES + 28..][..16].copy_from_slice(&mac);
+            place.copy_from_slice(black_box(&self.stamped));
+        } else {
+            let mut metadata = [0; SECTOR_BYTES - DATA_BYTES];
+            metadata.copy_from_slice(&sector[DATA_BYTES..]);
+            let mac = key.tag_of_pieces(&nonce(number), [&sector[..DATA_BYTES], &metadata]);
+            metadata[28..44].copy_from_slice(&mac);
+            place[..DATA_BYTES].copy_from_slice(&sector[..DATA_BYTES]);
+            place[DATA_BYTES..].copy_from_slice(&metadata);
+        }
+        black_box(place);
+    }
+}
+
+/// Measures the two copies of a sector that a gateway no longer makes.
+fn write(rounds: u64) {
+    let Some(key) = &sealane_gcm::Key::new(&KEY) else {
+        return;
+    };
+    let ways = [
+        ("both copies", (true, true)),
+        ("one, to send", (false, true)),
+        ("one, to seal", (true, false)),
+        ("no copy", (false, false)),
+    ];
+    let mut cases = ways.map(|(name, is_copied)| {
+        let mut gateway = Gateway::new();
+        Case::new(name, move |number| gateway.write(key, number, is_copied))
+    });
+    measure(rounds, "write", "4096 B", DATA_BYTES, &mut cases);
 }
 
 /// Measures opening from one buffer into another, so that the input stays intact.

@@ -16,7 +16,7 @@ use rand_core::{Rng, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 use sealane_engine::accelerator::Device;
 use sealane_engine::storage::gateway::GatewayVolume;
-use sealane_proto::sector::{BLOCK_BYTES, CounterRange};
+use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES};
 
 use running::Running;
 use volume::{SECTORS, connect, namespace, plan, seal_key, statistic};
@@ -162,8 +162,8 @@ fn the_wire_shows_an_iv_used_twice_a_sector_that_does_not_open_and_other_bytes()
     let (key, arrived) = (seal_key(), Arrived::new(seal_key()));
     let mut counters = CounterRange::new(1, 1, 1, 1 << 20).unwrap();
     let mut sealed = |lba, byte| {
-        let mut block = [byte; BLOCK_BYTES];
-        key.seal(counters.take().unwrap(), lba, &mut block);
+        let mut block = [0; BLOCK_BYTES];
+        key.seal(counters.take().unwrap(), lba, &[byte; DATA_BYTES], &mut block);
         block
     };
     let first = sealed(1, 1);

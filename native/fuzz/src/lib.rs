@@ -108,7 +108,7 @@ pub fn sector_open(data: &[u8]) {
     let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
     let mut range = CounterRange::new(1, 1, 1, 1 << 20).expect("a valid range");
     let mut block = [0; BLOCK_BYTES];
-    key.seal(range.take().expect("counters are left"), lba, &mut block);
+    key.seal(range.take().expect("counters are left"), lba, &[0; DATA_BYTES], &mut block);
     let sealed = block;
     while !script.is_empty() {
         let at = usize::from(script.half()) % BLOCK_BYTES;

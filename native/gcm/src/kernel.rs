@@ -77,6 +77,20 @@ impl Schedule {
         unsafe { bytes_of(self.pass::<true>(nonce, aad, (into, into, data.len()))) }
     }
 
+    /// Encrypts from one slice into the other. Both have equal lengths.
+    pub fn seal_into(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        (from, into): (&[u8], &mut [u8]),
+    ) -> [u8; TAG_BYTES] {
+        let length = from.len().min(into.len());
+        // SAFETY: as in `seal`; both slices have `length` bytes and do not overlap.
+        unsafe {
+            bytes_of(self.pass::<true>(nonce, aad, (from.as_ptr(), into.as_mut_ptr(), length)))
+        }
+    }
+
     /// Whether the tag is right.
     pub fn open_in_place(
         &self,
@@ -109,7 +123,16 @@ impl Schedule {
     /// The tag of a ciphertext: one pass over it, without the block cipher.
     pub fn tag(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], ciphertext: &[u8]) -> [u8; TAG_BYTES] {
         // SAFETY: as in `seal`.
-        unsafe { bytes_of(self.hash_and_pad(nonce, aad, ciphertext)) }
+        unsafe {
+            bytes_of(self.hash_and_pad(nonce, [aad, ciphertext], (aad.len(), ciphertext.len())))
+        }
+    }
+
+    /// The tag of additional data in two pieces; the first is a whole number of blocks.
+    pub fn tag_of_pieces(&self, nonce: &[u8; NONCE_BYTES], pieces: [&[u8]; 2]) -> [u8; TAG_BYTES] {
+        let aad_bytes = pieces.iter().map(|piece| piece.len()).sum();
+        // SAFETY: as in `seal`.
+        unsafe { bytes_of(self.hash_and_pad(nonce, pieces, (aad_bytes, 0))) }
     }
 
     /// What a block of the message is combined with.
@@ -212,10 +235,17 @@ impl Schedule {
         _mm_xor_si128(reverse_block(hash), pad)
     }
 
+    /// The tag of two pieces, each filled up to whole blocks; the lengths are those of the
+    /// additional data and of the ciphertext.
     #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
-    fn hash_and_pad(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], ciphertext: &[u8]) -> __m128i {
-        let hash = self.absorb(self.absorb(_mm_setzero_si128(), aad), ciphertext);
-        let lengths = _mm_xor_si128(lengths_block(aad.len(), ciphertext.len()), hash);
+    fn hash_and_pad(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        [first, last]: [&[u8]; 2],
+        (aad_bytes, data_bytes): (usize, usize),
+    ) -> __m128i {
+        let hash = self.absorb(self.absorb(_mm_setzero_si128(), first), last);
+        let lengths = _mm_xor_si128(lengths_block(aad_bytes, data_bytes), hash);
         let mut sum = Sum::zero();
         sum.add(_mm512_zextsi128_si512(lengths), self.powers_from(1));
         _mm_xor_si128(reverse_block(sum.reduce()), self.encrypt(block(counter_block(nonce, 1))))
@@ -628,6 +658,9 @@ mod tests {
             assert_eq!(panic.downcast_ref(), Some(&"longer than GCM allows"));
         };
         refusal(&|data| assert_ne!(key.seal(&[0; 12], b"", data), [0; 16]));
+        refusal(&|data| {
+            assert_ne!(key.seal_into(&[0; 12], b"", &ciphertext, data), [0; 16]);
+        });
         refusal(&|data| assert!(key.open_in_place(&[0; 12], b"", data, &[0; 16]).is_err()));
         refusal(&|data| assert!(key.open(&[0; 12], b"", &ciphertext, &[0; 16], data).is_err()));
     }

@@ -57,6 +57,38 @@ impl Key {
         self.0.seal(nonce, aad, data)
     }
 
+    /// Encrypts `plaintext` into `ciphertext` and returns the tag.
+    ///
+    /// # Panics
+    /// If the two differ in length, and as [`Self::seal`].
+    #[must_use]
+    pub fn seal_into(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        plaintext: &[u8],
+        ciphertext: &mut [u8],
+    ) -> [u8; TAG_BYTES] {
+        assert_eq!(plaintext.len(), ciphertext.len(), "plaintext and ciphertext are equally long");
+        check_lengths(aad.len(), plaintext.len());
+        self.0.seal_into(nonce, aad, (plaintext, ciphertext))
+    }
+
+    /// The tag of two pieces of additional data, as if they were one, and no ciphertext (GMAC).
+    ///
+    /// # Panics
+    /// If the first piece isn't a whole number of blocks, and as [`Self::seal`].
+    #[must_use]
+    pub fn tag_of_pieces(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        [first, last]: [&[u8]; 2],
+    ) -> [u8; TAG_BYTES] {
+        assert!(first.len().is_multiple_of(BLOCK_BYTES), "only the last block may be partial");
+        check_lengths(first.len() + last.len(), 0);
+        self.0.tag_of_pieces(nonce, [first, last])
+    }
+
     /// The tag of a ciphertext, in half the time that opening takes. It proves what was hashed; that
     /// the ciphertext was made with this nonce, only [`Self::keystream`] shows.
     ///

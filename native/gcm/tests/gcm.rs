@@ -43,7 +43,15 @@ fn compare(keys: &(Key, LessSafeKey), nonce: [u8; 12], aad: &[u8], plaintext: &[
     buffer[before..behind].copy_from_slice(plaintext);
     assert_eq!(key.seal(&nonce, aad, &mut buffer[before..behind]), tag);
     assert!(buffer[before..behind] == expected);
+    let mut made = pattern(7, plaintext.len());
+    assert_eq!(key.seal_into(&nonce, aad, plaintext, &mut made), tag);
+    assert!(made == expected);
     assert_eq!(key.tag(&nonce, aad, &expected), tag);
+    let hashed = key.seal(&nonce, aad, &mut []);
+    for blocks in 0..=(aad.len() / 16).min(4) {
+        let (first, last) = aad.split_at(blocks * 16);
+        assert_eq!(key.tag_of_pieces(&nonce, [first, last]), hashed, "{blocks} blocks");
+    }
     for (place, block) in plaintext.chunks_exact(16).enumerate().step_by(7) {
         let made = key.keystream(&nonce, place as u32);
         let combined: Vec<u8> = block.iter().zip(made).map(|(a, b)| a ^ b).collect();
@@ -142,6 +150,20 @@ fn a_wrong_tag_is_refused_and_leaves_zeros() {
 fn opening_into_a_shorter_buffer_is_a_mistake() {
     let key = Key::new(&[1; 32]).expect("equally long: nothing to test without the kernel");
     let _ = key.open(&[0; 12], b"", &[0; 17], &[0; 16], &mut [0; 16]);
+}
+
+#[test]
+#[should_panic(expected = "equally long")]
+fn sealing_into_a_shorter_buffer_is_a_mistake() {
+    let key = Key::new(&[1; 32]).expect("equally long: nothing to test without the kernel");
+    let _ = key.seal_into(&[0; 12], b"", &[0; 17], &mut [0; 16]);
+}
+
+#[test]
+#[should_panic(expected = "only the last block may be partial")]
+fn a_partial_block_between_pieces_is_a_mistake() {
+    let key = Key::new(&[1; 32]).expect("only the last block may be partial: no kernel");
+    let _ = key.tag_of_pieces(&[0; 12], [&[0; 17], &[0; 15]]);
 }
 
 #[test]

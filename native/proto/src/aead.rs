@@ -124,6 +124,33 @@ impl Cipher {
         }
     }
 
+    fn seal_into(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        plaintext: &[u8],
+        ciphertext: &mut [u8],
+    ) -> [u8; TAG_BYTES] {
+        match self {
+            Self::Kernel(key) => key.seal_into(&nonce, aad, plaintext, ciphertext),
+            Self::Library(key) => {
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                let (aad, mut tag) = (Aad::from(aad), [0; TAG_BYTES]);
+                key.seal_out_of_place_scatter(nonce, aad, plaintext, ciphertext, &[], &mut tag)
+                    .expect("lengths are equal and within the limits of GCM");
+                tag
+            }
+        }
+    }
+
+    fn tag_of_pieces(&self, nonce: [u8; NONCE_BYTES], pieces: [&[u8]; 2]) -> [u8; TAG_BYTES] {
+        match self {
+            Self::Kernel(key) => key.tag_of_pieces(&nonce, pieces),
+            // The library takes only contiguous bytes.
+            Self::Library(_) => self.seal(nonce, &pieces.concat(), &mut []),
+        }
+    }
+
     fn open_in_place<'a>(
         &self,
         nonce: [u8; NONCE_BYTES],
@@ -210,6 +237,22 @@ impl AeadKey {
     #[must_use]
     pub fn seal(&self, nonce: [u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
         self.0.seal(nonce, aad, data)
+    }
+
+    /// Encrypts `plaintext` into `ciphertext` (same length) and returns the tag. One (key, nonce)
+    /// pair must never be used twice.
+    ///
+    /// # Panics
+    /// If the two differ in length, and as [`Self::seal`].
+    #[must_use]
+    pub fn seal_into(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        plaintext: &[u8],
+        ciphertext: &mut [u8],
+    ) -> [u8; TAG_BYTES] {
+        self.0.seal_into(nonce, aad, plaintext, ciphertext)
     }
 
     /// Decrypts a ciphertext that is followed by its tag, in place, and returns the plaintext.
@@ -304,6 +347,16 @@ impl MacKey {
         self.0.seal(nonce, message, &mut [])
     }
 
+    /// As [`Self::mac`], over a message in two pieces, of which the first is a whole number of
+    /// cipher blocks (16 bytes).
+    ///
+    /// # Panics
+    /// If it isn't, and as [`Self::mac`].
+    #[must_use]
+    pub fn mac_of_pieces(&self, nonce: [u8; NONCE_BYTES], pieces: [&[u8]; 2]) -> [u8; TAG_BYTES] {
+        self.0.tag_of_pieces(nonce, pieces)
+    }
+
     /// Verifies a MAC over `message`, full or truncated to at least 8 bytes, in constant time.
     pub fn verify(
         &self,
@@ -349,6 +402,23 @@ mod tests {
             }
             assert_eq!(aead.open([2; 12], b"aad", &data, &tag, &mut plain), Err(NotAuthentic));
             assert_eq!(aead.open([1; 12], b"AAD", &data, &tag, &mut plain), Err(NotAuthentic));
+        }
+    }
+
+    #[test]
+    fn sealing_into_another_buffer_and_mac_of_pieces_give_the_same_bytes() {
+        let plain: Vec<u8> = (0..4096).map(|index| (index * 7) as u8).collect();
+        for aead in ciphers() {
+            let mut expected = plain.clone();
+            let tag = aead.seal([1; 12], b"aad", &mut expected);
+            let mut sealed = vec![5; plain.len()];
+            assert_eq!(aead.seal_into([1; 12], b"aad", &plain, &mut sealed), tag, "{aead:?}");
+            assert_eq!(sealed, expected);
+            let mac = MacKey(aead.0);
+            let (first, last) = plain[..4090].split_at(4032);
+            let whole = mac.mac([1; 12], &plain[..4090]);
+            assert_eq!(mac.mac_of_pieces([1; 12], [first, last]), whole);
+            assert_ne!(mac.mac_of_pieces([1; 12], [&first[16..], last]), whole);
         }
     }
 

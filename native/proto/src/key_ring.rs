@@ -51,10 +51,11 @@ impl KeyRing {
         Ok(())
     }
 
-    /// Seals `block` for `lba` under the newest key and returns that key's epoch. Consumes the IV.
-    pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) -> u32 {
+    /// Seals `plain` into `block` as sector `lba` under the newest key and returns that key's epoch.
+    /// Consumes the IV.
+    pub fn seal(&self, iv: Iv, lba: u64, plain: &[u8; DATA_BYTES], block: &mut Block) -> u32 {
         let (epoch, key) = self.newest();
-        key.seal(iv, lba, block);
+        key.seal(iv, lba, plain, block);
         epoch
     }
 
@@ -137,8 +138,8 @@ mod tests {
     }
 
     fn seal(ring: &KeyRing, counters: &mut CounterRange) -> Box<Block> {
-        let mut block = Box::new([7; BLOCK_BYTES]);
-        ring.seal(counters.take().unwrap(), 3, &mut block);
+        let mut block = Box::new([0; BLOCK_BYTES]);
+        ring.seal(counters.take().unwrap(), 3, &[7; DATA_BYTES], &mut block);
         block
     }
 

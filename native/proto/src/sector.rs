@@ -285,11 +285,11 @@ impl SealKey {
         aad
     }
 
-    /// Seals the first 4096 bytes of `block` in place for `lba` and writes all its metadata (with a
-    /// zero MAC). Consumes the IV.
+    /// Seals `plain` into `block` as sector `lba` and writes all its metadata (with a zero MAC).
+    /// Consumes the IV.
     #[allow(clippy::needless_pass_by_value)] // taking the IV by value is the point
-    pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) {
-        let tag = self.key.seal(iv.0, &self.aad(lba), &mut block[..DATA_BYTES]);
+    pub fn seal(&self, iv: Iv, lba: u64, plain: &[u8; DATA_BYTES], block: &mut Block) {
+        let tag = self.key.seal_into(iv.0, &self.aad(lba), plain, &mut block[..DATA_BYTES]);
         self.describe(&iv.0, &tag, block);
     }
 
@@ -389,8 +389,7 @@ mod tests {
         let plain: Box<[u8; DATA_BYTES]> =
             Box::new(core::array::from_fn(|index| (index * 7 + 1) as u8));
         let mut block = Box::new([0; BLOCK_BYTES]);
-        block[..DATA_BYTES].copy_from_slice(&plain[..]);
-        key(1, 1, 1).seal(range().take().unwrap(), lba, &mut block);
+        key(1, 1, 1).seal(range().take().unwrap(), lba, &plain, &mut block);
         (block, plain)
     }
 

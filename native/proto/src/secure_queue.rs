@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::aead::{MacKey, NONCE_BYTES, NotAuthentic, Secret, TRUNCATED_MAC_BYTES};
 use crate::nvme::command::{DATASET_MANAGEMENT, SUBMISSION_BYTES, SubmissionEntry};
 use crate::nvme::status::Status;
-use crate::sector::{Block, field, metadata_mut};
+use crate::sector::{Block, DATA_BYTES, METADATA_BYTES, field, metadata_mut};
 
 /// Context to which a queue's keys are bound, in addition to its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,9 +198,25 @@ impl SecureQueue {
         lba: u64,
         block: &mut Block,
     ) {
-        place_lba(lba, block);
+        place_lba(lba, metadata_mut(block, field::MAC));
         let mac = self.sector_key(direction).mac(nonce(number, index), &block[..]);
         metadata_mut(block, field::MAC).copy_from_slice(&mac);
+    }
+
+    /// As [`Self::stamp_sector`], into a copy of the block's metadata: the block stays as it is.
+    pub fn stamp_metadata(
+        &self,
+        direction: Direction,
+        number: u64,
+        index: u32,
+        lba: u64,
+        (data, metadata): (&[u8; DATA_BYTES], &mut [u8; METADATA_BYTES]),
+    ) {
+        let place = field::MAC.0..field::MAC.1;
+        place_lba(lba, &mut metadata[place.clone()]);
+        let pieces = [&data[..], &metadata[..]];
+        let mac = self.sector_key(direction).mac_of_pieces(nonce(number, index), pieces);
+        metadata[place].copy_from_slice(&mac);
     }
 
     /// Verifies the sector MAC of block `index` of command `number` and zeroes the field, as it is
@@ -215,7 +231,7 @@ impl SecureQueue {
     ) -> Result<(), NotAuthentic> {
         let mut mac = [0; 16];
         mac.copy_from_slice(metadata_mut(block, field::MAC));
-        place_lba(lba, block);
+        place_lba(lba, metadata_mut(block, field::MAC));
         let verified = self.sector_key(direction).verify(nonce(number, index), &block[..], &mac);
         metadata_mut(block, field::MAC).fill(0);
         verified
@@ -254,8 +270,8 @@ impl SecureQueue {
     }
 }
 
-fn place_lba(lba: u64, block: &mut Block) {
-    let place = metadata_mut(block, field::MAC);
+/// Writes the LBA into the MAC field, where it is while the MAC is computed.
+fn place_lba(lba: u64, place: &mut [u8]) {
     place.fill(0);
     place[..8].copy_from_slice(&lba.to_le_bytes());
 }

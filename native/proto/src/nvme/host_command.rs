@@ -6,6 +6,7 @@ use super::command::{
     SENT_AGAIN, VERIFY, WRITE, WRITE_IF, WRITE_ZEROES,
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
+use super::transmit::SharedBytes;
 
 /// Maximum blocks of one command: the 16-bit count is one less.
 pub const BLOCKS_MAX: u32 = 1 << 16;
@@ -30,13 +31,23 @@ pub enum HostCommand {
         /// Whether it must be durable before it completes.
         is_forced: bool,
     },
-    /// Secure queues only: write blocks again whose write an earlier incarnation of the target
+    /// Write sealed sectors that their owner keeps, to send them again: they are sent as they are,
+    /// but for their sector MACs.
+    WriteKept {
+        /// First LBA.
+        lba: u64,
+        /// The sectors.
+        sectors: SharedBytes,
+        /// Whether it must be durable before it completes.
+        is_forced: bool,
+    },
+    /// Secure queues only: write sectors again whose write an earlier incarnation of the target
     /// acknowledged, except those that were changed in the current one.
     WriteAgain {
         /// First LBA.
         lba: u64,
-        /// The blocks.
-        data: Vec<u8>,
+        /// The sectors.
+        sectors: SharedBytes,
     },
     /// Make completed writes durable.
     Flush,
@@ -115,7 +126,22 @@ pub(super) struct Entry {
     /// Bytes to move, in either direction.
     pub(super) bytes: usize,
     /// Data for the controller.
-    pub(super) data: Vec<u8>,
+    pub(super) data: Payload,
+}
+
+/// Data for the controller.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// The queue's own.
+    Own(Vec<u8>),
+    /// Sealed sectors that somebody else keeps.
+    Kept(SharedBytes),
+}
+
+impl Default for Payload {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
 }
 
 impl HostCommand {
@@ -131,10 +157,12 @@ impl HostCommand {
         };
         match self {
             Self::Read { blocks, .. } => whole((*blocks as usize).saturating_mul(block_bytes)),
-            Self::Write { data, .. }
-            | Self::WriteAgain { data, .. }
-            | Self::Compare { data, .. }
-            | Self::WriteIf { data, .. } => whole(data.len()),
+            Self::WriteKept { sectors, .. } | Self::WriteAgain { sectors, .. } => {
+                whole(sectors.bytes().len())
+            }
+            Self::Write { data, .. } | Self::Compare { data, .. } | Self::WriteIf { data, .. } => {
+                whole(data.len())
+            }
             Self::Flush | Self::FlushMilestone | Self::Outcomes { .. } | Self::Openings => true,
             Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
                 (1..=BLOCKS_MAX).contains(blocks)
@@ -158,8 +186,19 @@ impl HostCommand {
             cdw10_11: lba,
             cdw12: count((data.len() / block_bytes) as u32) | control,
             bytes: data.len(),
-            data,
+            data: Payload::Own(data),
             ..Entry::default()
+        };
+        let kept = |lba: u64, sectors: SharedBytes, control: u32| {
+            let bytes = sectors.bytes().len();
+            Entry {
+                opcode: WRITE,
+                cdw10_11: lba,
+                cdw12: count((bytes / block_bytes) as u32) | control,
+                bytes,
+                data: Payload::Kept(sectors),
+                ..Entry::default()
+            }
         };
         let forced = |is_forced: bool| if is_forced { FORCE_UNIT_ACCESS } else { 0 };
         let deallocated = |ranges: &[LbaRange]| {
@@ -168,7 +207,7 @@ impl HostCommand {
                 opcode: DATASET_MANAGEMENT,
                 cdw10_11: (ranges.len() as u64).wrapping_sub(1) & 0xff | DEALLOCATE_ATTRIBUTE,
                 bytes: data.len(),
-                data,
+                data: Payload::Own(data),
                 ..Entry::default()
             }
         };
@@ -184,8 +223,9 @@ impl HostCommand {
                 ranged(READ, lba, blocks, 0, blocks as usize * block_bytes)
             }
             Self::Write { lba, data, is_forced } => moved(WRITE, lba, data, forced(is_forced)),
-            Self::WriteAgain { lba, data } => {
-                Entry { cdw13: SENT_AGAIN, ..moved(WRITE, lba, data, 0) }
+            Self::WriteKept { lba, sectors, is_forced } => kept(lba, sectors, forced(is_forced)),
+            Self::WriteAgain { lba, sectors } => {
+                Entry { cdw13: SENT_AGAIN, ..kept(lba, sectors, 0) }
             }
             Self::Flush => Entry { opcode: FLUSH, ..Entry::default() },
             Self::FlushMilestone => {

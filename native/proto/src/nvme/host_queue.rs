@@ -5,6 +5,7 @@
 //! the command that requested them. The first wrong MAC ends the queue.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use zerocopy::IntoBytes;
 
@@ -14,7 +15,7 @@ use super::command::{
     SubmissionEntry, Transfer,
 };
 use super::controller_queue::{blocks_of, outcome_of};
-use super::host_command::{Entry, HostCommand};
+use super::host_command::{Entry, HostCommand, Payload};
 use super::pdu::{
     CapsuleCmd, CommonHeader, DataHeader, Digests, FLAG_LAST, FLAG_SUCCESS, Header, PduError,
     PduLimits, R2t, kind, termination,
@@ -22,8 +23,9 @@ use super::pdu::{
 use super::reader::{PduReader, Piece, StreamSink};
 use super::slots::Slots;
 use super::status::Status;
-use super::transmit::{Data, TransmitQueue};
+use super::transmit::{Data, SharedBytes, TransmitQueue};
 use crate::freshness::openings::Openings;
+use crate::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
 
 /// Limits negotiated for the queue.
@@ -92,11 +94,79 @@ struct Slot {
     number: u64,
     tag: u64,
     buffer: Vec<u8>,
+    /// Data that somebody else keeps, until they are requested.
+    kept: Option<Stamped>,
     /// Bytes of data moved by R2T or C2HData.
     moved: usize,
     /// Whether a data digest didn't match.
     is_damaged: bool,
     fused: Option<Fused>,
+}
+
+/// Sectors that somebody else keeps, with the metadata that is sent instead of theirs: it has the
+/// sector MACs.
+#[derive(Debug)]
+struct Stamped {
+    sectors: SharedBytes,
+    metadata: SharedBytes,
+}
+
+impl Stamped {
+    /// The parts in which they are sent, without copying them.
+    fn parts(&self) -> Vec<SharedBytes> {
+        let count = self.metadata.bytes().len() / METADATA_BYTES;
+        let mut parts = Vec::with_capacity(2 * count);
+        for index in 0..count {
+            let (data, metadata) = (index * BLOCK_BYTES, index * METADATA_BYTES);
+            parts.push(self.sectors.part(data..data + DATA_BYTES));
+            parts.push(self.metadata.part(metadata..metadata + METADATA_BYTES));
+        }
+        parts
+    }
+}
+
+/// Makes the metadata with which sectors that somebody else keeps are sent by command `number`.
+fn stamp(
+    secure: &SecureQueue,
+    (number, lba): (u64, u64),
+    sectors: &[u8],
+    all_metadata: &mut Vec<u8>,
+) {
+    let sectors = sectors.as_chunks::<BLOCK_BYTES>().0;
+    all_metadata.resize(sectors.len() * METADATA_BYTES, 0);
+    let places = all_metadata.as_chunks_mut::<METADATA_BYTES>().0;
+    for ((index, sector), place) in (0..).zip(sectors).zip(places) {
+        let Some((data, metadata)) = sector.split_first_chunk::<DATA_BYTES>() else { continue };
+        place.copy_from_slice(metadata);
+        let lba = lba + u64::from(index);
+        secure.stamp_metadata(Direction::Write, number, index, lba, (data, place));
+    }
+}
+
+/// The data of the sectors, each followed by its stamped metadata.
+fn stamped<'a>(sectors: &'a [u8], metadata: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + Clone {
+    let (sectors, metadata) =
+        (sectors.as_chunks::<BLOCK_BYTES>().0, metadata.chunks(METADATA_BYTES));
+    let parts =
+        |(sector, metadata): (&'a [u8; BLOCK_BYTES], &'a [u8])| [&sector[..DATA_BYTES], metadata];
+    sectors.iter().zip(metadata).flat_map(parts)
+}
+
+/// The parts of `range` of bytes that lie in several parts.
+fn within<'a>(
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
+    range: Range<usize>,
+) -> impl Iterator<Item = &'a [u8]> + Clone {
+    let places = parts.scan(0, |end, part: &[u8]| {
+        let start = *end;
+        *end += part.len();
+        Some((start, part))
+    });
+    places.filter_map(move |(start, part)| {
+        let from = range.start.saturating_sub(start).min(part.len());
+        let to = range.end.saturating_sub(start).min(part.len());
+        part.get(from..to).filter(|part| !part.is_empty())
+    })
 }
 
 /// The other command of a fused pair; the pair ends when both have ended.
@@ -119,6 +189,8 @@ pub struct HostQueue {
     /// Command id of the read to which the current data PDU belongs, and the PDU's flags.
     sink: Option<(u16, u8)>,
     transmit: TransmitQueue,
+    /// Memory for the metadata of sectors that somebody else keeps.
+    metadata: Vec<u8>,
     events: VecDeque<HostEvent>,
     /// The highest mark received: later ones differ from it by less than 2³¹.
     mark: u64,
@@ -141,6 +213,7 @@ impl HostQueue {
             slots: Slots::new(limits.queue_depth.max(2) - 1),
             sink: None,
             transmit: TransmitQueue::default(),
+            metadata: Vec::new(),
             events: VecDeque::new(),
             mark: 0,
             is_failed: false,
@@ -243,8 +316,15 @@ impl HostQueue {
     fn put(&mut self, tag: u64, request: Entry) -> u16 {
         let cid = self.slots.next_free().unwrap_or_default();
         let number = self.counter.take();
-        let Entry { opcode, fused, cdw10_11, cdw12, cdw13, bytes, data: mut buffer } = request;
-        let in_capsule = !buffer.is_empty() && bytes <= self.limits.in_capsule_max;
+        let Entry { opcode, fused, cdw10_11, cdw12, cdw13, bytes, data } = request;
+        let (mut buffer, kept) = match data {
+            Payload::Own(buffer) => (buffer, None),
+            // A plain queue has no MACs to put in.
+            Payload::Kept(sectors) if self.secure.is_none() => (sectors.bytes().to_vec(), None),
+            Payload::Kept(sectors) => (Vec::new(), Some(sectors)),
+        };
+        let has_data = kept.is_some() || !buffer.is_empty();
+        let in_capsule = has_data && bytes <= self.limits.in_capsule_max;
         let mut entry = SubmissionEntry {
             opcode,
             flags: FLAGS_SGL | fused,
@@ -269,16 +349,33 @@ impl HostQueue {
                 }
             }
         }
+        if let (Some(sectors), Some(secure)) = (&kept, &self.secure) {
+            stamp(secure, (number, cdw10_11), sectors.bytes(), &mut self.metadata);
+        }
         let data = if in_capsule { bytes } else { 0 };
         let common = CommonHeader::new(kind::CAPSULE_CMD, 0, data, self.limits.digests);
         let capsule = CapsuleCmd { common, entry };
-        if in_capsule {
-            self.transmit.put_pdu(capsule.as_bytes(), Data::Copied(&buffer));
-            self.transmit.recycle(std::mem::take(&mut buffer));
-        } else {
-            self.transmit.put_pdu(capsule.as_bytes(), Data::None);
-        }
-        let slot = Slot { entry, number, tag, buffer, moved: 0, is_damaged: false, fused: None };
+        let kept = match kept {
+            Some(sectors) if in_capsule => {
+                let parts = stamped(sectors.bytes(), &self.metadata);
+                self.transmit.put_pdu_of(capsule.as_bytes(), parts);
+                None
+            }
+            _ if in_capsule => {
+                self.transmit.put_pdu(capsule.as_bytes(), Data::Copied(&buffer));
+                self.transmit.recycle(std::mem::take(&mut buffer));
+                None
+            }
+            kept => {
+                self.transmit.put_pdu(capsule.as_bytes(), Data::None);
+                kept.map(|sectors| {
+                    let metadata = std::mem::take(&mut self.metadata).into();
+                    Stamped { sectors, metadata }
+                })
+            }
+        };
+        let (moved, is_damaged, fused) = (0, false, None);
+        let slot = Slot { entry, number, tag, buffer, kept, moved, is_damaged, fused };
         self.slots.insert(slot);
         cid
     }
@@ -319,7 +416,7 @@ impl HostQueue {
         }
         slot.moved += length;
         let whole = length == total && length <= limit;
-        let buffer = std::mem::take(&mut slot.buffer);
+        let (buffer, kept) = (std::mem::take(&mut slot.buffer), slot.kept.take());
         let (cid, tag, digests) = (request.cid, request.tag, self.limits.digests);
         let header = |offset: usize, bytes: usize| DataHeader {
             common: CommonHeader::new(
@@ -334,6 +431,20 @@ impl HostQueue {
             length: (bytes as u32).into(),
             reserved: [0; 4],
         };
+        if let Some(kept) = kept {
+            if whole {
+                self.transmit.put_pdu_shared(header(0, length).as_bytes(), kept.parts());
+                return Ok(());
+            }
+            for offset in (start..start + length).step_by(limit.max(1)) {
+                let end = (offset + limit.max(1)).min(start + length);
+                let all = stamped(kept.sectors.bytes(), kept.metadata.bytes());
+                let header = header(offset, end - offset);
+                self.transmit.put_pdu_of(header.as_bytes(), within(all, offset..end));
+            }
+            self.slot(cid.get())?.kept = Some(kept);
+            return Ok(());
+        }
         if whole {
             self.transmit.put_pdu(header(0, length).as_bytes(), Data::Owned(buffer));
             return Ok(());

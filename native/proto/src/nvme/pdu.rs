@@ -280,6 +280,12 @@ pub fn digest(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
+/// The digest of data that lie in several parts.
+#[must_use]
+pub fn digest_of_parts<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
+    parts.fold(0, crc32c::crc32c_append)
+}
+
 /// A parsed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)] // a header is parsed, matched and dropped, never stored

@@ -1,5 +1,7 @@
 //! The state machines of both sides against each other, with an adversary between them.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::super::controller_queue::{
@@ -115,6 +117,15 @@ impl World {
             done: Vec::new(),
             ended: Vec::new(),
         }
+    }
+
+    /// With a secure controller that requests so many blocks at once, and a host that sends them.
+    fn requesting(mut self, blocks: usize) -> Self {
+        let h2c_data_max = blocks * BLOCK_BYTES;
+        self.host.limits.h2c_data_max = h2c_data_max;
+        let limits = ControllerLimits { h2c_data_max, ..self.controller.limits };
+        self.controller = ControllerQueue::new(limits, everything(BLOCK_BYTES), Some(secure(1)));
+        self
     }
 
     fn execute(&mut self, command: Command) {
@@ -265,11 +276,75 @@ pub(super) fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
     let mut range = CounterRange::new(1, 1, 1 + (lba << 20), 1 << 40).unwrap();
-    let mut data = vec![9; blocks * BLOCK_BYTES];
+    let mut data = vec![0; blocks * BLOCK_BYTES];
     for (index, block) in blocks_of(&mut data).enumerate() {
-        key.seal(range.take().unwrap(), lba + index as u64, block);
+        key.seal(range.take().unwrap(), lba + index as u64, &[9; DATA_BYTES], block);
     }
     data
+}
+
+/// What both sides send until a write ends, and the stored blocks.
+fn exchanged(world: &mut World, command: HostCommand) -> (Vec<Vec<u8>>, Vec<Option<Vec<u8>>>) {
+    world.host.submit(1, command).unwrap();
+    let mut sent = Vec::new();
+    while world.completed(1).is_none() {
+        let bytes = world.sent_by_host();
+        world.feed_controller(&bytes);
+        sent.push(bytes);
+        let bytes = world.sent_by_controller();
+        world.feed_host(&bytes);
+        assert!(sent.len() < 10, "{:?}", world.ended);
+    }
+    assert_eq!(world.completed(1).map(|(status, _)| status), Some(Status::SUCCESS));
+    (sent, world.store.clone())
+}
+
+/// In the capsule, requested at once, and requested in portions.
+#[test]
+fn kept_sectors_are_sent_like_a_copy_of_them_and_stay_as_they_are() {
+    for (blocks, at_once) in [(1, 3), (3, 3), (8, 3), (4, 8), (8, 8)] {
+        for digests in [Digests::default(), Digests { header: true, data: true }] {
+            let new = || World::with_digests(Some(1), false, digests).requesting(at_once);
+            let kept = Arc::new(sealed(10, 3));
+            let range = BLOCK_BYTES..(1 + blocks) * BLOCK_BYTES;
+            let data = kept[range.clone()].to_vec();
+            let copied = exchanged(&mut new(), write(4, data.clone()));
+            let command = HostCommand::WriteKept {
+                lba: 4,
+                sectors: SharedBytes::new(Arc::clone(&kept), range),
+                is_forced: false,
+            };
+            let sent = exchanged(&mut new(), command);
+            assert!(sent == copied, "{blocks} blocks, {at_once} at once");
+            assert!(sent.1[4..4 + blocks].iter().flatten().flatten().eq(&data));
+            assert!(*kept == sealed(10, 3), "the kept sectors never change");
+            assert_eq!(Arc::strong_count(&kept), 1, "nothing holds them after the end");
+        }
+    }
+}
+
+#[test]
+fn kept_sectors_are_held_while_they_wait_and_copied_by_a_plain_queue() {
+    let kept = Arc::new(sealed(8, 4));
+    let command = |bytes| {
+        let sectors = SharedBytes::new(Arc::clone(&kept), 0..bytes);
+        HostCommand::WriteKept { lba: 4, sectors, is_forced: true }
+    };
+    let mut world = World::new(Some(1), false).requesting(8);
+    assert_eq!(refused(&mut world, command(kept.len() - 1)), SubmitError::Length);
+    world.host.submit(1, command(kept.len())).unwrap();
+    let bytes = world.sent_by_host();
+    world.feed_controller(&bytes);
+    assert_eq!(Arc::strong_count(&kept), 2, "until they are requested");
+    let request = world.sent_by_controller();
+    world.feed_host(&request);
+    assert_eq!(Arc::strong_count(&kept), 9, "each sector waits to be sent");
+    drop(world);
+    assert_eq!(Arc::strong_count(&kept), 1, "a lost queue holds nothing");
+
+    let mut world = World::new(None, false);
+    let (_, stored) = exchanged(&mut world, command(2 * DATA_BYTES));
+    assert!(stored[4..6].iter().flatten().flatten().eq(&kept[..2 * DATA_BYTES]));
 }
 
 #[derive(Debug, Clone)]

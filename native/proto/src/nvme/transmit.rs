@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
 
-use super::pdu::{FLAG_DATA_DIGEST, FLAG_HEADER_DIGEST, digest};
+use super::pdu::{FLAG_DATA_DIGEST, FLAG_HEADER_DIGEST, digest, digest_of_parts};
 
 /// Minimum size of a buffer that becomes a piece of its own instead of being appended to the last
 /// piece. Copying this many bytes costs about as much as one more entry of a gathered send.
@@ -17,6 +19,61 @@ const SPARE_BUFFERS: usize = 64;
 /// Maximum size of a buffer kept for reuse, more than any transfer takes, so that one command's
 /// exceptional buffer isn't kept for good.
 const SPARE_BYTES_MAX: usize = 512 * 1024;
+
+/// Bytes of a buffer that others share. As long as any part of it waits to be sent, nobody can
+/// change or reuse it: `Arc` gives a buffer back only to its last holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedBytes {
+    buffer: Arc<Vec<u8>>,
+    range: Range<usize>,
+}
+
+impl SharedBytes {
+    /// Bytes `range` of a buffer; none if it doesn't have them.
+    #[must_use]
+    pub fn new(buffer: Arc<Vec<u8>>, range: Range<usize>) -> Self {
+        let range = if buffer.get(range.clone()).is_some() { range } else { 0..0 };
+        Self { buffer, range }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.buffer.get(self.range.clone()).unwrap_or_default()
+    }
+
+    /// Bytes `range` of these; none if there aren't so many.
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let is_within = range.end <= self.range.len();
+        let start = self.range.start;
+        let range = if is_within { start + range.start..start + range.end } else { 0..0 };
+        Self::new(Arc::clone(&self.buffer), range)
+    }
+}
+
+impl From<Vec<u8>> for SharedBytes {
+    fn from(buffer: Vec<u8>) -> Self {
+        let range = 0..buffer.len();
+        Self::new(Arc::new(buffer), range)
+    }
+}
+
+/// Bytes that one entry of a gathered send covers.
+#[derive(Debug)]
+enum Piece {
+    Own(Vec<u8>),
+    Shared(SharedBytes),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(shared) => shared.bytes(),
+        }
+    }
+}
 
 /// Data of a PDU.
 #[derive(Debug)]
@@ -32,7 +89,7 @@ pub enum Data<'a> {
 /// An ordered queue of bytes to send.
 #[derive(Debug, Default)]
 pub struct TransmitQueue {
-    pieces: VecDeque<Vec<u8>>,
+    pieces: VecDeque<Piece>,
     /// Bytes of the first piece that are already sent.
     sent: usize,
     pending: usize,
@@ -47,7 +104,7 @@ impl TransmitQueue {
     pub fn put(&mut self, bytes: &[u8]) {
         self.pending += bytes.len();
         match self.pieces.back_mut() {
-            Some(last) if last.len() + bytes.len() <= OWN_PIECE_BYTES => {
+            Some(Piece::Own(last)) if last.len() + bytes.len() <= OWN_PIECE_BYTES => {
                 last.extend_from_slice(bytes);
             }
             _ => {
@@ -56,24 +113,20 @@ impl TransmitQueue {
                 piece.clear();
                 piece.reserve(bytes.len().max(OWN_PIECE_BYTES));
                 piece.extend_from_slice(bytes);
-                self.pieces.push_back(piece);
+                self.pieces.push_back(Piece::Own(piece));
             }
         }
     }
 
     /// Appends a PDU: header and data, each with its digest if the header's flags announce one.
     pub fn put_pdu(&mut self, header: &[u8], data: Data<'_>) {
-        let flags = header.get(1).copied().unwrap_or_default();
-        self.put(header);
-        if flags & FLAG_HEADER_DIGEST != 0 {
-            self.put(&digest(header).to_le_bytes());
-        }
+        let has_digest = self.put_header(header);
         let bytes: &[u8] = match &data {
             Data::None => return,
             Data::Copied(bytes) => bytes,
             Data::Owned(buffer) => buffer,
         };
-        let data_digest = (flags & FLAG_DATA_DIGEST != 0).then(|| digest(bytes));
+        let data_digest = has_digest.then(|| digest(bytes));
         match data {
             Data::Owned(buffer) => self.put_buffer(buffer),
             Data::Copied(bytes) => self.put(bytes),
@@ -84,6 +137,45 @@ impl TransmitQueue {
         }
     }
 
+    /// As [`Self::put_pdu`], with copies of these parts as its data.
+    pub fn put_pdu_of<'a>(&mut self, header: &[u8], parts: impl Iterator<Item = &'a [u8]> + Clone) {
+        let has_digest = self.put_header(header);
+        for part in parts.clone() {
+            self.put(part);
+        }
+        if has_digest {
+            self.put(&digest_of_parts(parts).to_le_bytes());
+        }
+    }
+
+    /// As [`Self::put_pdu`], with these parts as its data; they are not copied if all of them
+    /// together are large.
+    pub fn put_pdu_shared(&mut self, header: &[u8], parts: Vec<SharedBytes>) {
+        let bytes = parts.iter().map(SharedBytes::bytes);
+        let length: usize = bytes.clone().map(<[u8]>::len).sum();
+        if length < OWN_PIECE_BYTES {
+            self.put_pdu_of(header, bytes);
+            return;
+        }
+        let data_digest = self.put_header(header).then(|| digest_of_parts(bytes));
+        self.pending += length;
+        self.pieces.extend(parts.into_iter().map(Piece::Shared));
+        if let Some(digest) = data_digest {
+            self.put(&digest.to_le_bytes());
+        }
+    }
+
+    /// Appends a header, with its digest if its flags announce one; returns whether they announce
+    /// one of the data.
+    fn put_header(&mut self, header: &[u8]) -> bool {
+        let flags = header.get(1).copied().unwrap_or_default();
+        self.put(header);
+        if flags & FLAG_HEADER_DIGEST != 0 {
+            self.put(&digest(header).to_le_bytes());
+        }
+        flags & FLAG_DATA_DIGEST != 0
+    }
+
     /// Appends a buffer, without copying it if it is large.
     pub fn put_buffer(&mut self, buffer: Vec<u8>) {
         if buffer.len() < OWN_PIECE_BYTES {
@@ -91,7 +183,7 @@ impl TransmitQueue {
             self.recycle(buffer);
         } else {
             self.pending += buffer.len();
-            self.pieces.push_back(buffer);
+            self.pieces.push_back(Piece::Own(buffer));
         }
     }
 
@@ -99,7 +191,7 @@ impl TransmitQueue {
     pub fn slices<'a>(&'a self, out: &mut Vec<IoSlice<'a>>, limit: usize) {
         for (index, piece) in self.pieces.iter().take(limit).enumerate() {
             let start = if index == 0 { self.sent } else { 0 };
-            out.push(IoSlice::new(piece.get(start..).unwrap_or_default()));
+            out.push(IoSlice::new(piece.bytes().get(start..).unwrap_or_default()));
         }
     }
 
@@ -108,11 +200,12 @@ impl TransmitQueue {
         self.pending = self.pending.saturating_sub(bytes);
         let mut left = bytes + self.sent;
         while let Some(first) = self.pieces.front() {
-            if left < first.len() {
+            let length = first.bytes().len();
+            if left < length {
                 break;
             }
-            left -= first.len();
-            if let Some(piece) = self.pieces.pop_front() {
+            left -= length;
+            if let Some(Piece::Own(piece)) = self.pieces.pop_front() {
                 self.recycle(piece);
             }
         }
@@ -172,19 +265,67 @@ mod tests {
         assert_eq!(queue.buffer(OWN_PIECE_BYTES).capacity(), SPARE_BYTES_MAX);
     }
 
+    #[test]
+    fn a_shared_buffer_is_held_until_its_last_byte_has_left() {
+        let buffer = Arc::new(vec![5; 2 * OWN_PIECE_BYTES]);
+        let whole = SharedBytes::new(Arc::clone(&buffer), 0..buffer.len());
+        let parts = [whole.part(1..OWN_PIECE_BYTES), whole.part(OWN_PIECE_BYTES..buffer.len())];
+        drop(whole);
+        let mut queue = TransmitQueue::default();
+        queue.put_pdu_shared(&[0; 8], parts.into());
+        assert_eq!(queue.pending_bytes(), 8 + buffer.len() - 1);
+        queue.advance(8 + OWN_PIECE_BYTES - 2);
+        assert_eq!(Arc::strong_count(&buffer), 3, "a byte of the first part is left");
+        queue.advance(1);
+        assert_eq!(Arc::strong_count(&buffer), 2);
+        queue.advance(OWN_PIECE_BYTES - 1);
+        assert_eq!(Arc::strong_count(&buffer), 2);
+        queue.advance(1);
+        assert_eq!((Arc::strong_count(&buffer), queue.pending_bytes()), (1, 0));
+        // Small data are copied, and their buffer is free at once.
+        queue.put_pdu_shared(&[0; 8], vec![SharedBytes::new(Arc::clone(&buffer), 0..9)]);
+        assert_eq!((Arc::strong_count(&buffer), queue.pending_bytes()), (1, 17));
+    }
+
+    #[test]
+    fn bytes_that_a_buffer_does_not_have_are_none() {
+        let shared = SharedBytes::from(vec![1, 2, 3, 4]);
+        assert_eq!(shared.part(1..4).part(1..3).bytes(), [3, 4]);
+        assert_eq!(shared.part(1..3).part(0..3).bytes(), [0; 0], "beyond its part");
+        assert_eq!(SharedBytes::new(Arc::new(vec![1]), 0..2).bytes(), [0; 0]);
+    }
+
     proptest! {
         #[test]
         fn bytes_leave_in_order_however_they_are_sent(
-            pieces in proptest::collection::vec((1usize..40_000, any::<bool>()), 1..12),
+            pieces in proptest::collection::vec((1usize..40_000, 0..4), 1..12),
+            flags in 0..4u8,
             step in 1usize..50_000,
         ) {
             let mut queue = TransmitQueue::default();
             let mut expected = Vec::new();
-            for (index, (length, owned)) in pieces.iter().enumerate() {
+            // The same bytes, all of them copied.
+            let mut copied = TransmitQueue::default();
+            for (index, (length, how)) in pieces.iter().enumerate() {
                 let bytes = vec![index as u8; *length];
-                expected.extend_from_slice(&bytes);
-                if *owned { queue.put_buffer(bytes) } else { queue.put(&bytes) }
+                let header = [index as u8, flags, 7];
+                let (first, last) = bytes.split_at(length / 3);
+                if *how < 2 {
+                    copied.put(&bytes);
+                } else {
+                    copied.put_pdu(&header, Data::Copied(&bytes));
+                }
+                match how {
+                    0 => queue.put(&bytes),
+                    1 => queue.put_buffer(bytes),
+                    2 => queue.put_pdu_of(&header, [first, last].into_iter()),
+                    _ => {
+                        let [first, last] = [first, last].map(|part| part.to_vec().into());
+                        queue.put_pdu_shared(&header, vec![first, last]);
+                    }
+                }
             }
+            expected.extend(copied.take());
             prop_assert_eq!(queue.pending_bytes(), expected.len());
             let mut sent = Vec::new();
             while queue.pending_bytes() > 0 {

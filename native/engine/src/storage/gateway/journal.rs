@@ -32,7 +32,8 @@ pub(super) enum Change {
     Write {
         /// First LBA.
         lba: u64,
-        /// Whole blocks: the identical ciphertext, never sealed again.
+        /// Whole blocks: the identical ciphertext, never sealed again. Queues send from it, so it
+        /// isn't changed; its memory is used again once nobody else holds it.
         blocks: Arc<Vec<u8>>,
     },
     /// Blocks to deallocate.
@@ -345,6 +346,7 @@ impl Drop for Journal {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use sealane_proto::nvme::transmit::SharedBytes;
 
     fn write(lba: u64, bytes: usize) -> Change {
         Change::Write { lba, blocks: Arc::new(vec![1; bytes]) }
@@ -413,6 +415,18 @@ mod tests {
         assert!(journal.reserve(Change::write_cost(3 * bytes)));
         assert_eq!(journal.buffer(3 * bytes).len(), 3 * bytes);
         assert!(journal.spares.bytes + journal.reserved <= JOURNAL_BYTES_MIN);
+    }
+
+    #[test]
+    fn a_flushed_buffer_that_is_still_being_sent_is_not_reused() {
+        let mut journal = Journal::new(0, JournalPool::default());
+        let blocks = Arc::new(vec![7; BLOCK_BYTES]);
+        let sent = SharedBytes::new(Arc::clone(&blocks), 0..BLOCK_BYTES);
+        assert!(add(&mut journal, Change::Write { lba: 1, blocks }));
+        journal.flushed(journal.mark());
+        assert_eq!((journal.bytes(), journal.spares.bytes), (0, 0));
+        journal.buffer(BLOCK_BYTES).fill(9);
+        assert!(sent.bytes().iter().all(|byte| *byte == 7));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::SubmitError;
 use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
+use sealane_proto::nvme::transmit::SharedBytes;
 use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, Exhausted, Iv, set_expected_iv};
 
 use super::acceleration::{Acceleration, Submitted as Given};
@@ -327,7 +328,7 @@ impl<F: Front> GatewayQueue<F> {
     }
 }
 
-/// Copies a sector's plaintext into its place in private memory, and seals it there.
+/// Seals a sector from the host's command into its place in private memory.
 pub(super) fn seal_sector(
     shared: &Shared,
     iv: Iv,
@@ -335,8 +336,7 @@ pub(super) fn seal_sector(
     plain: &[u8; DATA_BYTES],
     block: &mut Block,
 ) -> Result<(), Status> {
-    block[..DATA_BYTES].copy_from_slice(plain);
-    let epoch = shared.keys.seal(iv, lba, block);
+    let epoch = shared.keys.seal(iv, lba, plain, block);
     note_seal(shared, (epoch, lba), plain, block)
 }
 
@@ -379,13 +379,9 @@ fn changed_ranges(operation: &Operation, part: &Part) -> Option<BlockRanges> {
     Some(ranges).filter(|ranges| !ranges.is_empty())
 }
 
-/// The part as a command for the target, with a copy of its data.
+/// The part as a command for the target. It shares the sealed sectors with the part, except those
+/// that are sent with an expected IV, which are copied.
 fn command_of(part: &Part, back: &mut Back) -> HostCommand {
-    let copy = |back: &mut Back, blocks: &[u8]| {
-        let mut data = back.queue.buffer(blocks.len());
-        data.copy_from_slice(blocks);
-        data
-    };
     match &part.work {
         Work::Read | Work::Examine { .. } => {
             HostCommand::Read { lba: part.lba, blocks: part.blocks }
@@ -396,15 +392,16 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
         Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
             // If it is sent again, only the blocks that newer changes haven't replaced.
             let start = (part.lba - lba) as usize * BLOCK_BYTES;
-            let blocks = blocks.get(start..start + part.blocks as usize * BLOCK_BYTES);
-            let data = copy(back, blocks.unwrap_or_default());
+            let range = start..start + part.blocks as usize * BLOCK_BYTES;
+            let (lba, sectors) = (part.lba, SharedBytes::new(Arc::clone(blocks), range));
             match part.owner {
-                Owner::Replay(_) => HostCommand::WriteAgain { lba: part.lba, data },
-                _ => HostCommand::Write { lba: part.lba, data, is_forced: *is_forced },
+                Owner::Replay(_) => HostCommand::WriteAgain { lba, sectors },
+                _ => HostCommand::WriteKept { lba, sectors, is_forced: *is_forced },
             }
         }
         Work::Swap { current, change: Change::Write { lba, blocks }, is_forced } => {
-            let mut data = copy(back, blocks);
+            let mut data = back.queue.buffer(blocks.len());
+            data.copy_from_slice(blocks);
             for (block, iv) in data.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().zip(current) {
                 set_expected_iv(block, iv);
             }

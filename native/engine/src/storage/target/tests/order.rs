@@ -92,7 +92,7 @@ fn changes_that_one_mark_cannot_express_are_flushed_if_there_are_several_gateway
     assert!(a.status(deallocate(&[5, 7])).is_success());
     assert_eq!(store.flushes(), 3, "two ranges");
     assert!(b.write(9, sealed(3)).is_success() && b.write(10, sealed(3)).is_success());
-    let again = |lba, data| HostCommand::WriteAgain { lba, data };
+    let again = |lba, data: Vec<u8>| HostCommand::WriteAgain { lba, sectors: data.into() };
     assert!(b.status(again(8, sealed(1))).is_success());
     assert_eq!(store.flushes(), 3);
     assert!(b.status(again(9, sealed(1))).is_success());

@@ -36,7 +36,7 @@ fn blocks_changed_since_the_restart_are_left_out_of_changes_sent_again() {
     assert!(other.write(5, sealed(70)).is_success());
     let ranges = vec![LbaRange { lba: 7, blocks: 1 }];
     assert!(other.status(HostCommand::Deallocate(ranges)).is_success());
-    let again = HostCommand::WriteAgain { lba: 4, data: four(50) };
+    let again = HostCommand::WriteAgain { lba: 4, sectors: four(50).into() };
     assert!(late.status(again).is_success());
     assert_eq!(store.block(4), sealed(50));
     assert_eq!(store.block(5), sealed(70), "written by another gateway meanwhile");
@@ -45,7 +45,7 @@ fn blocks_changed_since_the_restart_are_left_out_of_changes_sent_again() {
     assert_eq!(superseded(&namespace), 2);
     // If all blocks were changed, nothing is submitted to the store, and the answer is the same.
     let before = store.submitted();
-    let again = HostCommand::WriteAgain { lba: 5, data: sealed(51) };
+    let again = HostCommand::WriteAgain { lba: 5, sectors: sealed(51).into() };
     assert!(late.status(again).is_success());
     assert_eq!((store.submitted(), superseded(&namespace)), (before, 3));
 }
@@ -74,7 +74,7 @@ fn changes_sent_again_are_replaced_by_those_that_others_send_again() {
     let [first, second] = [1, 2].map(|host| controller(host, &namespace));
     let mut first = Host::connect(&first, 1, true);
     let mut second = Host::connect(&second, 1, true);
-    let again = |iv| HostCommand::WriteAgain { lba: 3, data: sealed(iv) };
+    let again = |iv| HostCommand::WriteAgain { lba: 3, sectors: sealed(iv).into() };
     assert!(first.status(again(5)).is_success());
     assert!(second.status(again(6)).is_success());
     assert_eq!((store.block(3), superseded(&namespace)), (sealed(6), 0));
@@ -93,13 +93,15 @@ fn a_failed_change_supersedes_nothing_and_a_failed_part_fails_its_command() {
     store.fail(true);
     assert!(!other.write(6, sealed(70)).is_success());
     store.fail(false);
-    assert!(late.status(HostCommand::WriteAgain { lba: 6, data: sealed(5) }).is_success());
+    assert!(
+        late.status(HostCommand::WriteAgain { lba: 6, sectors: sealed(5).into() }).is_success()
+    );
     assert_eq!((store.block(6), superseded(&namespace)), (sealed(5), 0));
     assert!(other.write(5, sealed(70)).is_success());
     // In whatever order the two parts end.
     store.roll_back(6);
     for _ in 0..16 {
-        let again = HostCommand::WriteAgain { lba: 4, data: four(50) };
+        let again = HostCommand::WriteAgain { lba: 4, sectors: four(50).into() };
         assert!(!late.status(again).is_success());
     }
     assert_eq!(late.read(5, 1), sealed(70));
@@ -112,7 +114,7 @@ fn a_plain_queue_ignores_the_mark_of_changes_sent_again() {
     let controller = controller(1, &namespace);
     let mut host = Host::connect(&controller, 1, false);
     assert!(host.write(3, plain(1, 1)).is_success());
-    let again = HostCommand::WriteAgain { lba: 3, data: plain(2, 1) };
+    let again = HostCommand::WriteAgain { lba: 3, sectors: plain(2, 1).into() };
     assert!(host.status(again).is_success());
     assert_eq!(store.block(3), plain(2, 1), "the bit is reserved there, and ignored");
 }
