@@ -117,6 +117,42 @@ fn a_mixed_incast_takes_as_long_as_with_the_released_code() {
     assert_near("Gemini, near", mean(&all[4..]), 57.4, 0.02);
 }
 
+/// 140 Mbit/s, 16 and 170 ms, 1 MB a port.
+fn slow_sites() -> Sites {
+    let rate = 140_000_000;
+    let plain = LinkConfig::clean(rate, 1_250 * MICROSECOND, 1_000_000);
+    let cap_bytes = rate / 8 * 160 / 1000;
+    let thresholds = Thresholds {
+        low_bytes: cap_bytes / 50,
+        high_bytes: cap_bytes / 5 * 3,
+        probability_max_parts: 1_000_000_000,
+    };
+    let phantom = Some(Phantom { drain_parts_per_billion: 952_380_952, cap_bytes, thresholds });
+    let marked = LinkConfig { phantom, ..plain };
+    Sites {
+        near: marked,
+        host: LinkConfig { buffer_bytes: 1 << 40, ..plain },
+        border: marked,
+        wan: LinkConfig { delay_nanos: 73_750 * MICROSECOND, ..marked },
+        wan_links: 8,
+    }
+}
+
+#[test]
+fn a_pause_after_a_cut_is_not_a_collapse() {
+    let far = (0..8).map(|index| flow(16 * index, 240, 5_600_000)).collect();
+    let ours = Cell {
+        sites: slow_sites(),
+        congestion: Congestion::Product(Algorithm::Uno(Rules::DEFAULT)),
+        balance: Balance::Subflows,
+        ..cell(far)
+    };
+    // The line takes 2.6 s for all. They overflow its buffer at the start, cut their windows below
+    // what is in flight, and are silent for a round trip.
+    let all = millis(&run_cell(&ours).unwrap());
+    assert!(all.iter().all(|end| *end > 0.0) && mean(&all) < 3500.0, "{all:?}");
+}
+
 /// Jain's index of the rates from 200 to 300 ms, near by far rate, the longest queue, and packets
 /// that were dropped.
 fn shares(cell: Cell) -> (f64, f64, u64, u64) {
