@@ -213,9 +213,10 @@ fn in_time<T>(
             outcome => return Ok(outcome?),
         }
         let timeout = Timespec::try_from(left(deadline)?).unwrap_or_default();
-        match poll(&mut [PollFd::new(socket, ready)], Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        if let Err(error) = poll(&mut [PollFd::new(socket, ready)], Some(&timeout))
+            && error != Errno::INTR
+        {
+            return Err(error.into());
         }
     }
 }
