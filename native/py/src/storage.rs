@@ -173,7 +173,7 @@ pub(crate) fn transfer_error(error: TransferError) -> PyErr {
         TransferError::Busy(_) => QueueError::new_err(("queue.busy", text)),
         TransferError::Misaligned(_) | TransferError::Length | TransferError::Differs { .. } => {
             invalid(text)
-        },
+        }
     }
 }
 
