@@ -109,7 +109,7 @@ impl Queue for Device {
             }
         }
         let is_broken = self.breaks && self.random.next_u32().is_multiple_of(150);
-        match (self.is_gone, is_broken) {
+        match (self.is_gone && !self.pending.is_empty(), is_broken) {
             (true, _) => Err(Broken::Gone),
             (false, true) => Err(Broken::Cookie),
             (false, false) => Ok(()),
