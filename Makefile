@@ -229,7 +229,7 @@ accelerator-ledger: ## JOBS (10^6) for emulated cards with every fault: no IV tw
 
 .PHONY: bench-offload
 bench-offload: export SEALANE_CRYPTODEV = $(CURDIR)/$(CRYPTODEV)
-bench-offload: build $(CRYPTODEV) ## cost and latency of sectors sealed by cards, in batches of 1 to 64 (3 minutes)
+bench-offload: build $(CRYPTODEV) ## cost and latency of sectors sealed by cards; verified writes while one is killed every second (7 minutes)
 	cd native && cargo build --locked --release --quiet --package sealane-dpu --example cost
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.offload $(ARGS)
 

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "what",
         nargs="*",
-        choices=["aead", "node", "erasure", []],
+        choices=["aead", "node", "erasure", "parity", []],
         help="cases to run (default: all)",
     )
     add("--rounds", type=int, default=21, help="rounds; tables show medians (default 21)")

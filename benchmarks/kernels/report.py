@@ -32,6 +32,7 @@ TITLES: Final = {
     "write": "A sector through a gateway, journal of 64 MiB: GB/s, median (range)",
     "node": "Node functions of a Merkle tree: GB/s of children or entries, median (range)",
     "encode": "Erasure code, encoding: GB/s of data, median (range)",
+    "parity": "Parity by a card: encoding, copies and checks: GB/s of data, median (range)",
     "decode": "Erasure code, decoding with the first symbols lost: GB/s of data, median (range)",
 }
 

@@ -4,9 +4,12 @@ Each card is a process of its own, as the gateway sees it: the emulated one in i
 DPDK's crypto devices if their driver was built (`make cryptodev`). A batch is submitted, awaited,
 taken and checked; "processor" seals in place. Rounds alternate. On a machine with few cores a card
 that polls takes time from the gateway's thread: compare processor time, not latency.
+
+Then real daemons: a host writes and verifies while the emulated card is killed every second.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -22,7 +25,7 @@ from typing import Any, Final
 import matplotlib as mpl
 from rich import box
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 from rich.table import Table
 
 mpl.use("Agg")
@@ -30,6 +33,14 @@ from matplotlib import pyplot as plt
 
 ROOT: Final = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
+
+from benchmarks.offload.kills import (  # noqa: E402
+    MODES,
+    Writes,
+    kills_table,
+    measure_kills,
+    plot_kills,
+)
 
 from accelerators.cards import program  # noqa: E402
 from accelerators.cryptodevs import CRYPTODEVS, DRIVER, arguments  # noqa: E402
@@ -171,6 +182,15 @@ def plot(path: Path, samples: Sequence[Sample]) -> None:
     plt.close(figure)
 
 
+def kills(seconds: float, rounds: int) -> list[Writes]:
+    """Measure daemons whose card is killed."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("killing", total=rounds * len(MODES))
+        return asyncio.run(
+            measure_kills(seconds=seconds, rounds=rounds, advance=lambda: progress.advance(bar))
+        )
+
+
 def main() -> int:
     """Measure, print tables, save results."""
     parser = argparse.ArgumentParser(
@@ -181,19 +201,28 @@ def main() -> int:
     add = parser.add_argument
     add("--rounds", type=int, default=5, help="rounds; tables show medians (default 5)")
     add("--sectors", type=int, default=40_000, help="for each device, batch and round")
+    add("--only", choices=("cost", "kills"), help="measure only that")
+    add("--kill-seconds", type=float, default=10.0, help="writes of a round with daemons (10)")
     add("--output", type=Path, default=Path("sealane-offload"), help="directory for results")
     options = parser.parse_args()
-    command = ROOT / "native/target/release/examples/cost"
-    samples = measure(command, options.sectors, options.rounds)
-    console = Console(width=120)
-    for table in tables(samples):
-        console.print(table)
-    if not DRIVER:
-        console.print("Without DPDK's crypto devices: make cryptodev builds their driver.")
+    console = Console(width=180)
+    document: dict[str, object] = {"cores": os.cpu_count()}
     options.output.mkdir(parents=True, exist_ok=True)
-    document = {"cores": os.cpu_count(), "samples": [asdict(sample) for sample in samples]}
+    if options.only != "kills":
+        command = ROOT / "native/target/release/examples/cost"
+        samples = measure(command, options.sectors, options.rounds)
+        for table in tables(samples):
+            console.print(table)
+        if not DRIVER:
+            console.print("Without DPDK's crypto devices: make cryptodev builds their driver.")
+        document["samples"] = [asdict(sample) for sample in samples]
+        plot(options.output / "offload.png", samples)
+    if options.only != "cost":
+        writes = kills(options.kill_seconds, options.rounds)
+        console.print(kills_table(writes))
+        document["kills"] = [asdict(each) for each in writes]
+        plot_kills(options.output / "kills.png", writes)
     (options.output / "results.json").write_text(json.dumps(document, indent=1))
-    plot(options.output / "offload.png", samples)
     console.print(f"saved in {options.output}")
     return 0
 

@@ -104,6 +104,7 @@ async def load(
         "span_bytes": span,
         "seconds": seconds,
         "seed": seed,
+        "is_verified": False,
     }
     described_queues = [queue.describe(block_bytes=namespace.block_bytes) for queue in queues]
     return await asyncio.to_thread(_native.run_load, described_queues, settings)

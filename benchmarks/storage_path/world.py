@@ -186,6 +186,7 @@ class World:
             "span_bytes": self._span_bytes,
             "seconds": seconds,
             "seed": 1,
+            "is_verified": False,
         }
 
     def _controller(self, drive: str | None, blocks: int, *, sealed: bool) -> "_native.Controller":

@@ -1253,7 +1253,7 @@ def latencies() -> dict[str, dict[str, tuple[list[int], int]]]: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
 
 class LoadSettings(TypedDict):
-    """What a load does: on each queue, `depth` commands of `io_bytes` at once for `seconds`."""
+    """A load's kind: on each queue, `depth` commands of `io_bytes` at once for `seconds`."""
 
     is_write: bool
     is_random: bool
@@ -1262,6 +1262,7 @@ class LoadSettings(TypedDict):
     span_bytes: int
     seconds: float
     seed: int
+    is_verified: bool
 
 class LoadResult(TypedDict):
     """What a load measured; `cpu_seconds` covers only the load's own threads."""
@@ -1273,5 +1274,8 @@ class LoadResult(TypedDict):
     latency_p50_us: float
     latency_p99_us: float
     latency_p999_us: float
+    latency_max_us: float
+    verified: int
 
+# With `is_verified`, what was written is read back afterwards; ValueError if it isn't the same.
 def run_load(queues: Sequence[HostQueueDescription], settings: LoadSettings) -> LoadResult: ...

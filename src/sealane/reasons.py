@@ -10,6 +10,7 @@ ReasonId = Literal[
     "accelerator.disabled",
     "accelerator.duplicate",
     "accelerator.enabled",
+    "accelerator.gone",
     "accelerator.late",
     "accelerator.lost",
     "accelerator.not_found",

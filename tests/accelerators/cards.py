@@ -58,10 +58,13 @@ class Maker:
 
 
 @contextlib.contextmanager
-def running_card(socket: Path, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def running_card(
+    socket: Path, arguments: Sequence[str], *, has_ledger: bool = True
+) -> Iterator[subprocess.Popen[str]]:
     """Run a card that listens, until the end of the block."""
+    ledger = ["--ledger", f"{socket}.ledger"] if has_ledger else []
     with subprocess.Popen(
-        [program(), "--socket", str(socket), "--ledger", f"{socket}.ledger", *arguments],
+        [program(), "--socket", str(socket), *ledger, *arguments],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -91,6 +94,7 @@ class World:
     maker: Maker
     identity: list[str]
     socket: Path
+    target: Daemon
     gateway: Daemon
     config: Path
     """Of the gateway."""
@@ -190,11 +194,13 @@ def world(
     second: bool = False,
     knows_second: bool = True,
     listen: str = "127.0.0.1:0",
+    target_options: str = "",
 ) -> Iterator[World]:
     """Run broker, target and gateway, attested with a card that then went away.
 
     The card is a `product` with these `options`. With `second`, there are two of them, which the
-    policy lists, or not the second one. Hosts reach the gateway at `listen`.
+    policy lists, or not the second one. Hosts reach the gateway at `listen`. `target_options` are
+    lines of the target's section.
     """
     with contextlib.ExitStack() as stack:
         site, maker = Site(root), Maker(root / "maker")
@@ -217,7 +223,8 @@ def world(
                 site.write_config(
                     "s",
                     site.enrolment("s", broker)
-                    + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n',
+                    + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
+                    + target_options,
                 )
             )
         )
@@ -238,7 +245,7 @@ def world(
                 cards.enter_context(running_card(other[0], other[1][0]))
             gateway = stack.enter_context(daemon(config))
         at = None if other is None else (other[0], other[1][0])
-        made = World(site, maker, identity, socket, gateway, config, at)
+        made = World(site, maker, identity, socket, target, gateway, config, at)
         for label in labels:
             made.wait_for_log("accelerator_not_in_use", label=label)
         yield made

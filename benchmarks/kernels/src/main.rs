@@ -1,12 +1,13 @@
 //! Compares sealing, node functions and erasure coding with other libraries on one core.
 //!
 //! Rounds are interleaved. Prints one line of JSON per case and round for `python -m benchmarks.kernels`.
-//! Arguments: rounds, then what to run ("aead", "node", "erasure"; default: all).
+//! Arguments: rounds, then what to run ("aead", "node", "erasure", "parity"; default: all).
 
 mod aead;
 mod erasure;
 mod isal;
 mod node;
+mod parity;
 
 use std::time::Instant;
 
@@ -77,5 +78,8 @@ fn main() {
     }
     if runs("erasure") {
         erasure::measure_all(rounds);
+    }
+    if runs("parity") {
+        parity::measure_all(rounds);
     }
 }

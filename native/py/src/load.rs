@@ -24,6 +24,7 @@ pub(crate) struct LoadSettings {
     span_bytes: u64,
     seconds: f64,
     seed: u64,
+    is_verified: bool,
 }
 
 impl LoadSettings {
@@ -51,6 +52,7 @@ impl LoadSettings {
             duration: Duration::try_from_secs_f64(self.seconds).map_err(invalid)?,
             timeout: TIMEOUT,
             seed: self.seed,
+            is_verified: self.is_verified,
         })
     }
 }
@@ -86,6 +88,8 @@ pub(crate) fn measured<'py>(py: Python<'py>, result: &LoadResult) -> PyResult<Bo
     found.set_item("latency_p50_us", microseconds(0.5))?;
     found.set_item("latency_p99_us", microseconds(0.99))?;
     found.set_item("latency_p999_us", microseconds(0.999))?;
+    found.set_item("latency_max_us", result.latency.max() as f64 / 1e3)?;
+    found.set_item("verified", result.verified)?;
     Ok(found)
 }
 

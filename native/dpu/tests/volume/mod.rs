@@ -115,5 +115,6 @@ pub fn plan(is_write: bool, sectors: u32, duration: Duration, seed: u64) -> Load
         duration,
         timeout: PATIENCE,
         seed,
+        is_verified: false,
     }
 }

@@ -213,9 +213,10 @@ fn in_time<T>(
             outcome => return Ok(outcome?),
         }
         let timeout = Timespec::try_from(left(deadline)?).unwrap_or_default();
-        match poll(&mut [PollFd::new(socket, ready)], Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        if let Err(error) = poll(&mut [PollFd::new(socket, ready)], Some(&timeout))
+            && error != Errno::INTR
+        {
+            return Err(error.into());
         }
     }
 }
@@ -236,8 +237,9 @@ pub struct CardQueue {
     arena: SharedMemory,
     submissions: SharedMemory,
     completions: SharedMemory,
-    /// The card wakes us.
+    /// The card wakes us, as does the end of its doorbell.
     calls: Calls,
+    is_gone: bool,
     submitted: u64,
     rung: u64,
     completed: u64,
@@ -266,6 +268,7 @@ impl CardQueue {
         let (doorbell, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         shutdown(&doorbell, Shutdown::Read)?;
+        calls.watch_end(&doorbell)?;
         let descriptors =
             [arena.file(), submissions.file(), completions.file(), bell.as_fd(), theirs.as_fd()];
         requests.ask(Operation::Open, &depth.to_le_bytes(), &descriptors)?;
@@ -277,6 +280,7 @@ impl CardQueue {
             submissions,
             completions,
             calls,
+            is_gone: false,
             submitted: 0,
             rung: 0,
             completed: 0,
@@ -343,7 +347,7 @@ impl Queue for CardQueue {
             }
             done.push(Done { cookie, is_sealed: entry.is_sealed.get() == 1 });
         }
-        Ok(())
+        if self.is_gone { Err(Broken::Gone) } else { Ok(()) }
     }
 
     fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES] {
@@ -357,8 +361,8 @@ impl Queue for CardQueue {
         tag
     }
 
-    fn hear(&self) {
-        self.calls.take();
+    fn hear(&mut self) {
+        self.is_gone |= self.calls.take();
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -432,6 +436,36 @@ mod tests {
         let mut control = RecvAncillaryBuffer::default();
         let got = recvmsg(&socket, &mut slices, &mut control, RecvFlags::DONTWAIT).unwrap();
         assert_eq!(got.bytes, 1, "it hears the daemon");
+    }
+
+    #[test]
+    fn the_end_of_a_card_is_noticed_at_once_and_what_it_completed_counts() {
+        let (mut queue, _arena, completions, socket) = queue_of_ours();
+        let is_called = |queue: &CardQueue| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::from_borrowed_fd(queue.as_fd(), PollFlags::IN)], Some(&now)) == Ok(1)
+        };
+        let cookie = submit(&mut queue, 1).unwrap();
+        submit(&mut queue, 2).unwrap();
+        queue.ring();
+        let mut byte = [0; 4];
+        let mut slices = [IoSliceMut::new(&mut byte)];
+        recvmsg(&socket, &mut slices, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT)
+            .unwrap();
+        assert!(!is_called(&queue), "that the card reads calls nobody");
+        queue.hear();
+        assert_eq!(queue.poll(&mut Vec::new()), Ok(()));
+
+        complete(&completions, 0, cookie);
+        drop(socket);
+        assert!(is_called(&queue));
+        queue.hear();
+        let mut done = Vec::new();
+        assert_eq!(queue.poll(&mut done), Err(Broken::Gone));
+        assert_eq!(done, [Done { cookie, is_sealed: true }]);
+        assert!(is_called(&queue), "it stays gone");
+        queue.hear();
+        assert_eq!(queue.poll(&mut done), Err(Broken::Gone));
     }
 
     fn submit(queue: &mut CardQueue, nonce: u8) -> Option<Cookie> {

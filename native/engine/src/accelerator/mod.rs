@@ -72,7 +72,7 @@ pub struct Done {
     pub is_sealed: bool,
 }
 
-/// The device broke the protocol, and its queue must be dropped.
+/// The device broke the protocol or is gone, and its queue must be dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// It completed a job that isn't in flight: unknown, or completed before.
@@ -81,6 +81,9 @@ pub enum Broken {
     /// It announced more completions than there are jobs in flight.
     #[error("announced more completions than there are jobs")]
     Overrun,
+    /// It is gone: its process has ended, or has closed the queue.
+    #[error("its process has ended, or has closed the queue")]
+    Gone,
 }
 
 /// What the volumes that use a device had of it, since it was connected. It outlives the device.
@@ -148,18 +151,20 @@ pub trait Queue: Debug + Send {
     /// Tells the device about the jobs submitted since the last call.
     fn ring(&mut self);
 
-    /// Appends the jobs that have ended to `done`. Each must then be taken.
+    /// Appends the jobs that have ended to `done`, also if the device is gone since. Each must then
+    /// be taken.
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), Broken>;
 
     /// Copies the ciphertext of a job that has ended into `into`, returns its tag, and frees the
     /// job's place. From now on nothing that the device writes can reach the copy.
     fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES];
 
-    /// Readable when there may be something to poll, until [`Self::hear`].
+    /// Readable when there may be something to poll, until [`Self::hear`], and as soon as the device
+    /// is gone.
     fn as_fd(&self) -> BorrowedFd<'_>;
 
     /// Clears [`Self::as_fd`]; to be called before [`Self::poll`].
-    fn hear(&self);
+    fn hear(&mut self);
 }
 
 /// Jobs of a probe.

@@ -123,7 +123,7 @@ impl Queue for Work {
         tag
     }
 
-    fn hear(&self) {
+    fn hear(&mut self) {
         self.calls.take();
     }
 

@@ -2,6 +2,7 @@
 //! one's latency. On plain I/O queues it measures any NVMe/TCP controller from the host's side; a
 //! gateway runs it on a queue of its own ([`super::gateway::GatewayVolume::run_load`]).
 
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Barrier;
@@ -42,6 +43,10 @@ pub struct LoadPlan {
     pub timeout: Duration,
     /// Seed of addresses and data.
     pub seed: u64,
+    /// Whether all that was written is read back afterwards, and compared. Then each write has bytes
+    /// of its own, and no two commands in flight have a block in common. Not on a gateway's own
+    /// queue, which keeps no data of reads.
+    pub is_verified: bool,
 }
 
 /// The measurements.
@@ -57,6 +62,8 @@ pub struct LoadResult {
     pub cpu: Duration,
     /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
+    /// Places that were read back and hold what was written there last.
+    pub verified: u64,
 }
 
 /// The queue that a load runs on.
@@ -67,8 +74,10 @@ pub(super) trait Port {
     fn buffer(&mut self, bytes: usize) -> Vec<u8>;
     /// Sends submitted commands and waits for an answer, for a limited time.
     fn exchange(&mut self) -> Result<(), TransferError>;
-    /// The tag of the next command that ended, or the error that ends the load.
-    fn next_end(&mut self) -> Result<Option<u64>, TransferError>;
+    /// The tag of the next command that ended, and its buffer, or the error that ends the load.
+    fn next_end(&mut self) -> Result<Option<(u64, Vec<u8>)>, TransferError>;
+    /// Takes back a buffer of [`Port::next_end`].
+    fn recycle(&mut self, buffer: Vec<u8>);
     /// Number of commands that haven't ended.
     fn outstanding(&self) -> usize;
 }
@@ -99,7 +108,8 @@ pub fn run_load(
                 let start = &start;
                 scope.spawn(move || {
                     start.wait();
-                    load.run()
+                    let result = load.run()?;
+                    Ok(LoadResult { verified: load.verify()?, ..result })
                 })
             })
             .collect();
@@ -112,6 +122,7 @@ pub fn run_load(
         elapsed: Duration::ZERO,
         cpu: Duration::ZERO,
         latency: new_histogram()?,
+        verified: 0,
     };
     for part in parts {
         let part = part?;
@@ -119,6 +130,7 @@ pub fn run_load(
         total.bytes += part.bytes;
         total.elapsed = total.elapsed.max(part.elapsed);
         total.cpu += part.cpu;
+        total.verified += part.verified;
         total.latency.add(&part.latency).map_err(|error| closed(error.to_string()))?;
     }
     Ok(total)
@@ -127,6 +139,26 @@ pub fn run_load(
 fn new_histogram() -> Result<Histogram<u64>, TransferError> {
     Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, LATENCY_DIGITS)
         .map_err(|error| closed(error.to_string()))
+}
+
+/// The next number of SplitMix64; addresses and data must be spread evenly, not secret.
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Fills a buffer with the bytes of a write of its own.
+fn fill(seed: u64, lba: u64, number: u64, data: &mut [u8]) {
+    let mut state = seed;
+    for part in [lba, number] {
+        state = draw(&mut state) ^ part;
+    }
+    for word in data.chunks_mut(8) {
+        word.copy_from_slice(&draw(&mut state).to_le_bytes()[..word.len()]);
+    }
 }
 
 fn thread_cpu() -> Duration {
@@ -141,9 +173,17 @@ pub(super) struct Load<'a, P> {
     io_bytes: usize,
     /// Submission time of each outstanding command, by tag.
     submitted: Vec<Instant>,
+    /// First block of each outstanding command, by tag.
+    places: Vec<u64>,
+    /// These blocks, if the load is verified.
+    busy: HashSet<u64>,
+    /// Number of the last write of each place, if the load is verified.
+    written: BTreeMap<u64, u64>,
+    writes: u64,
     /// Free tags.
     free: Vec<u64>,
     next_lba: u64,
+    seed: u64,
     random: u64,
     pattern: Vec<u8>,
 }
@@ -164,29 +204,28 @@ impl<'a, P: Port> Load<'a, P> {
             span,
             io_bytes,
             submitted: vec![Instant::now(); plan.depth],
+            places: vec![0; plan.depth],
+            busy: HashSet::new(),
+            written: BTreeMap::new(),
+            writes: 0,
             free: (0..plan.depth as u64).collect(),
+            seed: plan.seed.wrapping_add(index),
             random: plan.seed.wrapping_add(index),
             pattern: Vec::new(),
         };
         if plan.is_write {
             // Random, so that no store or link can compress it.
             load.pattern = (0..io_bytes * PATTERN_BUFFERS / 8)
-                .flat_map(|_| load.draw().to_le_bytes())
+                .flat_map(|_| draw(&mut load.random).to_le_bytes())
                 .collect();
         }
         load
     }
 
-    /// The next number of SplitMix64; addresses and data must be spread evenly, not secret.
-    fn draw(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     pub(super) fn run(&mut self) -> Result<LoadResult, TransferError> {
+        if self.plan.is_verified && self.place_count() <= self.plan.depth as u64 {
+            return Err(TransferError::Length);
+        }
         let (started, cpu_before) = (Instant::now(), thread_cpu());
         let mut commands = 0;
         let mut latency = new_histogram()?;
@@ -199,34 +238,82 @@ impl<'a, P: Port> Load<'a, P> {
                 let elapsed = started.elapsed();
                 let cpu = thread_cpu().saturating_sub(cpu_before);
                 let bytes = commands * self.io_bytes as u64;
-                return Ok(LoadResult { commands, bytes, elapsed, cpu, latency });
+                return Ok(LoadResult { commands, bytes, elapsed, cpu, latency, verified: 0 });
             }
             self.port.exchange()?;
             let now = Instant::now();
-            while let Some(tag) = self.port.next_end()? {
+            while let Some((tag, buffer)) = self.port.next_end()? {
                 commands += 1;
                 let since = self.submitted.get(tag as usize).copied().unwrap_or(now);
                 latency.saturating_record((now - since).as_nanos() as u64);
+                self.port.recycle(buffer);
+                self.busy.remove(&self.places[tag as usize]);
                 self.free.push(tag);
             }
         }
     }
 
-    fn submit(&mut self, tag: u64) -> Result<(), TransferError> {
+    /// Reads every place that was written, and returns how many there are;
+    /// [`TransferError::Differs`] if one doesn't hold what was written last.
+    fn verify(&mut self) -> Result<u64, TransferError> {
+        let (mut expected, mut verified) = (vec![0; self.io_bytes], 0);
+        let mut left: Vec<u64> = self.written.keys().copied().collect();
+        loop {
+            while let Some(&lba) = left.last()
+                && let Some(tag) = self.free.pop()
+            {
+                left.pop();
+                self.places[tag as usize] = lba;
+                self.port.submit(tag, HostCommand::Read { lba, blocks: self.plan.io_blocks })?;
+            }
+            if self.port.outstanding() == 0 {
+                return Ok(verified);
+            }
+            self.port.exchange()?;
+            while let Some((tag, buffer)) = self.port.next_end()? {
+                let lba = self.places[tag as usize];
+                fill(self.seed, lba, self.written[&lba], &mut expected);
+                if buffer != expected {
+                    return Err(TransferError::Differs { lba });
+                }
+                verified += 1;
+                self.port.recycle(buffer);
+                self.free.push(tag);
+            }
+        }
+    }
+
+    fn place_count(&self) -> u64 {
+        ((self.span.end - self.span.start) / u64::from(self.plan.io_blocks)).max(1)
+    }
+
+    fn next_place(&mut self) -> u64 {
         let blocks = u64::from(self.plan.io_blocks);
-        let places = ((self.span.end - self.span.start) / blocks).max(1);
-        let lba = if self.plan.is_random {
-            self.span.start + self.draw() % places * blocks
-        } else {
-            let lba = self.next_lba;
-            let next = lba + blocks;
-            self.next_lba = if next + blocks > self.span.end { self.span.start } else { next };
-            lba
-        };
+        if self.plan.is_random {
+            return self.span.start + draw(&mut self.random) % self.place_count() * blocks;
+        }
+        let lba = self.next_lba;
+        let next = lba + blocks;
+        self.next_lba = if next + blocks > self.span.end { self.span.start } else { next };
+        lba
+    }
+
+    fn submit(&mut self, tag: u64) -> Result<(), TransferError> {
+        let mut lba = self.next_place();
+        while self.plan.is_verified && !self.busy.insert(lba) {
+            lba = self.next_place();
+        }
+        self.places[tag as usize] = lba;
         let command = if self.plan.is_write {
             let mut data = self.port.buffer(self.io_bytes);
-            let from = lba as usize % PATTERN_BUFFERS * self.io_bytes;
-            data.copy_from_slice(self.pattern.get(from..from + self.io_bytes).unwrap_or_default());
+            if self.plan.is_verified {
+                self.writes += 1;
+                self.written.insert(lba, self.writes);
+                fill(self.seed, lba, self.writes, &mut data);
+            } else {
+                let from = lba as usize % PATTERN_BUFFERS * self.io_bytes;
+                data.copy_from_slice(&self.pattern[from..from + self.io_bytes]);
+            }
             HostCommand::Write { lba, data, is_forced: false }
         } else {
             HostCommand::Read { lba, blocks: self.plan.io_blocks }
@@ -262,13 +349,12 @@ impl Port for QueuePort {
         Ok(())
     }
 
-    fn next_end(&mut self) -> Result<Option<u64>, TransferError> {
+    fn next_end(&mut self) -> Result<Option<(u64, Vec<u8>)>, TransferError> {
         match self.queue.next_event() {
             None => Ok(None),
             Some(HostEvent::Completed { tag, status, data, .. }) => {
-                self.queue.recycle(data);
                 if status.is_success() {
-                    Ok(Some(tag))
+                    Ok(Some((tag, data)))
                 } else {
                     Err(TransferError::Status { status, lba: 0 })
                 }
@@ -279,7 +365,140 @@ impl Port for QueuePort {
         }
     }
 
+    fn recycle(&mut self, buffer: Vec<u8>) {
+        self.queue.recycle(buffer);
+    }
+
     fn outstanding(&self) -> usize {
         self.queue.outstanding()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, VecDeque};
+
+    use super::*;
+
+    const BYTES: usize = 512;
+
+    /// A namespace in memory that ends commands in order, four at a time.
+    #[derive(Default)]
+    struct Disk {
+        blocks: HashMap<u64, Vec<u8>>,
+        pending: VecDeque<(u64, HostCommand)>,
+        ended: VecDeque<(u64, Vec<u8>)>,
+        writes: u64,
+        /// Number of the write that it acknowledges and forgets.
+        forgets: Option<u64>,
+        /// Whether two commands in flight had a block in common.
+        has_overlap: bool,
+    }
+
+    impl Port for Disk {
+        fn submit(&mut self, tag: u64, command: HostCommand) -> Result<(), TransferError> {
+            let lba_of = |command: &HostCommand| match command {
+                HostCommand::Read { lba, .. } | HostCommand::Write { lba, .. } => *lba,
+                _ => panic!("{command:?}"),
+            };
+            let lba = lba_of(&command);
+            self.has_overlap |= self.pending.iter().any(|(_, other)| lba_of(other) == lba);
+            self.pending.push_back((tag, command));
+            Ok(())
+        }
+
+        fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+            vec![0; bytes]
+        }
+
+        fn exchange(&mut self) -> Result<(), TransferError> {
+            for (tag, command) in self.pending.drain(..self.pending.len().min(4)) {
+                let data = match command {
+                    HostCommand::Write { lba, data, .. } => {
+                        self.writes += 1;
+                        if self.forgets != Some(self.writes) {
+                            self.blocks.insert(lba, data);
+                        }
+                        Vec::new()
+                    }
+                    HostCommand::Read { lba, .. } => self.blocks[&lba].clone(),
+                    _ => panic!("{command:?}"),
+                };
+                self.ended.push_back((tag, data));
+            }
+            Ok(())
+        }
+
+        fn next_end(&mut self) -> Result<Option<(u64, Vec<u8>)>, TransferError> {
+            Ok(self.ended.pop_front())
+        }
+
+        fn recycle(&mut self, _: Vec<u8>) {}
+
+        fn outstanding(&self) -> usize {
+            self.pending.len() + self.ended.len()
+        }
+    }
+
+    fn plan(is_random: bool) -> LoadPlan {
+        LoadPlan {
+            is_write: true,
+            is_random,
+            io_blocks: 1,
+            depth: 8,
+            span: 0..32,
+            duration: Duration::from_millis(5),
+            timeout: Duration::from_secs(1),
+            seed: 3,
+            is_verified: true,
+        }
+    }
+
+    #[test]
+    fn a_verified_load_finds_the_last_write_of_each_place() {
+        for is_random in [false, true] {
+            let plan = plan(is_random);
+            let mut load = Load::new(Disk::default(), BYTES, &plan, plan.span.clone(), 0);
+            assert!(load.run().unwrap().commands > 500);
+            assert_eq!(load.verify().unwrap(), 32);
+            assert!(!load.port.has_overlap);
+            let contents: HashSet<_> = load.port.blocks.values().collect();
+            assert_eq!(contents.len(), 32, "each write has bytes of its own");
+        }
+    }
+
+    #[test]
+    fn a_verified_load_notices_a_write_that_was_lost_and_one_that_went_elsewhere() {
+        let plan = plan(false);
+        let mut load = Load::new(Disk::default(), BYTES, &plan, plan.span.clone(), 0);
+        load.run().unwrap();
+        let last = load.port.writes;
+        let lba = (last - 1) % 32;
+        let other = load.port.blocks[&((lba + 1) % 32)].clone();
+        load.port.blocks.insert(lba, other);
+        let failed = load.verify();
+        assert!(matches!(failed, Err(TransferError::Differs { lba: found }) if found == lba));
+
+        // The number of writes in a time differs, so one of the first is lost, and not overwritten.
+        let short = LoadPlan { duration: Duration::ZERO, ..plan };
+        let disk = Disk { forgets: Some(20), ..Disk::default() };
+        let mut load = Load::new(disk, BYTES, &short, short.span.clone(), 0);
+        for lba in short.span.clone() {
+            load.port.blocks.insert(lba, vec![0; BYTES]);
+        }
+        for _ in 0..4 {
+            while let Some(tag) = load.free.pop() {
+                load.submit(tag).unwrap();
+            }
+            load.run().unwrap();
+        }
+        assert!(matches!(load.verify(), Err(TransferError::Differs { lba: 19 })));
+    }
+
+    #[test]
+    fn a_verified_load_needs_more_places_than_commands_in_flight() {
+        let plan = LoadPlan { depth: 32, ..plan(true) };
+        let mut load = Load::new(Disk::default(), BYTES, &plan, plan.span.clone(), 0);
+        assert!(matches!(load.run(), Err(TransferError::Length)));
     }
 }

@@ -3,7 +3,7 @@
 //! Their parts wait here with claimed blocks, as parts wait that can't be sent yet; the host's
 //! plaintext stays in its request. A sector's IV is used up when its job is submitted. What comes
 //! back is copied, then checked, and sealed again by the processor, with another IV, if it is wrong.
-//! A device that is late, wrong or breaks the protocol is given up: the processor seals everything
+//! A device that is gone, late, wrong or breaks the protocol is given up: the processor seals everything
 //! that it still has, and all later writes, until the control plane gives a new queue.
 
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ use super::journal::Change;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Request, Work};
 use super::submission::{note_seal, seal_sector};
-use crate::accelerator::{Cookie, Done, KeySlot, Queue, Record, SealJob};
+use crate::accelerator::{Broken, Cookie, Done, KeySlot, Queue, Record, SealJob};
 use crate::latency::{self, Latencies};
 
 /// How long a job may take. A sector takes a card microseconds; with more, the processor would have
@@ -162,7 +162,7 @@ impl Acceleration {
         self.waiting_bytes
     }
 
-    pub(super) fn hear(&self) {
+    pub(super) fn hear(&mut self) {
         self.queue.hear();
     }
 
@@ -293,7 +293,9 @@ impl<F: Front> GatewayQueue<F> {
         if wrong > 0 {
             self.lose_accelerator("accelerator.wrong", "a sector was not sealed as asked");
         } else if let Err(broken) = polled {
-            self.lose_accelerator("accelerator.protocol", &broken.to_string());
+            let is_gone = broken == Broken::Gone;
+            let reason = if is_gone { "accelerator.gone" } else { "accelerator.protocol" };
+            self.lose_accelerator(reason, &broken.to_string());
         } else if is_late {
             self.lose_accelerator("accelerator.late", "a job took too long");
         }

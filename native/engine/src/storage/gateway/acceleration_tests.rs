@@ -50,6 +50,7 @@ struct Device {
     good: u32,
     only: Option<Fault>,
     breaks: bool,
+    is_gone: bool,
     random: ChaCha8Rng,
     given: Given,
     earlier: Option<[u8; NONCE_BYTES]>,
@@ -108,7 +109,11 @@ impl Queue for Device {
             }
         }
         let is_broken = self.breaks && self.random.next_u32().is_multiple_of(150);
-        if is_broken { Err(Broken::Cookie) } else { Ok(()) }
+        match (self.is_gone && !self.pending.is_empty(), is_broken) {
+            (true, _) => Err(Broken::Gone),
+            (false, true) => Err(Broken::Cookie),
+            (false, false) => Ok(()),
+        }
     }
 
     fn take(&mut self, cookie: Cookie, into: &mut [u8; DATA_BYTES]) -> [u8; TAG_BYTES] {
@@ -121,7 +126,7 @@ impl Queue for Device {
         self.bell.as_fd()
     }
 
-    fn hear(&self) {}
+    fn hear(&mut self) {}
 }
 
 fn device(seed: u64, good: u32, only: Option<Fault>, given: &Given) -> Device {
@@ -131,6 +136,7 @@ fn device(seed: u64, good: u32, only: Option<Fault>, given: &Given) -> Device {
         good,
         only,
         breaks: false,
+        is_gone: false,
         random: ChaCha8Rng::seed_from_u64(seed),
         given: Arc::clone(given),
         earlier: None,
@@ -284,6 +290,24 @@ fn nothing_that_a_device_does_wrong_is_sent() {
         let kept = disk.writes.iter().filter(|(_, iv)| used.contains(iv)).count();
         assert!(kept <= usize::from(is_old), "{fault:?}: an IV that was given away is used up");
     }
+}
+
+#[test]
+fn what_a_device_that_is_gone_has_is_sealed_at_once() {
+    let (mut lane, mut disk) = world();
+    let (given, at_device) = (Given::default(), Arc::<AtDevice>::default());
+    let dies = Device { is_gone: true, ..device(1, 1, Some(Fault::Lost), &given) };
+    lane.gateway.switch_acceleration(on_counted(dies, &at_device));
+    let before = lane.now;
+    assert_eq!(write(&mut lane, &mut disk, 0, data(8)), Status::SUCCESS);
+    assert!(lane.now < before + 50_000_000, "without a deadline");
+    assert!(!given.lock().unwrap().is_empty());
+    let (status, read) = lane.run(&mut disk, HostCommand::Read { lba: 0, blocks: 8 });
+    assert!(status.is_success() && read == data(8));
+    let events = lane.gateway.shared.events.take();
+    let lost = events.iter().find(|event| event.kind == "accelerator_lost").expect("an event");
+    assert_eq!(lost.reason, "accelerator.gone");
+    assert!(at_device.record.loss().is_some_and(|loss| loss.starts_with("accelerator.gone")));
 }
 
 #[test]

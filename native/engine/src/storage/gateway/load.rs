@@ -77,15 +77,17 @@ impl Port for GatewayPort {
         Ok(())
     }
 
-    fn next_end(&mut self) -> Result<Option<u64>, TransferError> {
+    fn next_end(&mut self) -> Result<Option<(u64, Vec<u8>)>, TransferError> {
         let Some((slot, status)) = self.queue.front.next_end() else { return Ok(None) };
         self.outstanding -= 1;
         if status.is_success() {
-            Ok(Some(u64::from(slot)))
+            Ok(Some((u64::from(slot), Vec::new())))
         } else {
             Err(TransferError::Status { status, lba: 0 })
         }
     }
+
+    fn recycle(&mut self, _: Vec<u8>) {}
 
     fn outstanding(&self) -> usize {
         // Also wait for the gateway's own flush, as dropping the queue with it would end the
@@ -105,6 +107,7 @@ impl GatewayVolume {
         back: BackQueue,
         plan: &LoadPlan,
     ) -> Result<LoadResult, TransferError> {
+        debug_assert!(!plan.is_verified, "no data of reads are kept");
         let depth = u16::try_from(plan.depth).map_err(|_| TransferError::Length)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| closed(error.to_string()))?);
         self.shared.mailboxes().insert(LOCAL, Arc::clone(&mailbox));
@@ -208,6 +211,7 @@ mod tests {
             duration: Duration::from_millis(20),
             timeout: Duration::from_secs(20),
             seed: 1,
+            is_verified: false,
         }
     }
 

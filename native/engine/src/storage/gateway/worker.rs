@@ -171,7 +171,7 @@ pub(super) fn ready_until<const N: usize>(
 /// Receives from the back ends that are ready, and hears the accelerator.
 pub(super) fn receive(queue: &mut GatewayQueue<impl Front>, ready: &[PollFlags]) {
     let is_called = ready.get(queue.backs.len()).is_some_and(|ready| !ready.is_empty());
-    if is_called && let Some(acceleration) = &queue.acceleration {
+    if is_called && let Some(acceleration) = &mut queue.acceleration {
         acceleration.hear();
     }
     let mut lost = None;

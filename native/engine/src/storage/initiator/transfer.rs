@@ -81,6 +81,12 @@ pub enum TransferError {
     /// The caller cancelled it; commands that were in flight may have been executed.
     #[error("the transfer was cancelled")]
     Cancelled,
+    /// A read returned other bytes than were written.
+    #[error("the data at LBA {lba} are not what was written there last")]
+    Differs {
+        /// First LBA of the command.
+        lba: u64,
+    },
     /// The queue has reached its limit of transfers.
     #[error("{0} transfers are waiting for this queue already")]
     Busy(usize),
