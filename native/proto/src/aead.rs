@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn sealing_into_another_buffer_and_mac_of_pieces_give_the_same_bytes() {
-        let plain: Vec<u8> = (0..4096).map(|index| (index * 7) as u8).collect();
+        let plain: Vec<u8> = (0..4096_u32).map(|index| (index * 7) as u8).collect();
         for aead in ciphers() {
             let mut expected = plain.clone();
             let tag = aead.seal([1; 12], b"aad", &mut expected);
