@@ -12,16 +12,17 @@ const PERIODS: u64 = 2;
 /// Less than this share of the window is too little.
 const BELOW: f64 = 0.5;
 
-/// Compares what arrives in each period with the window, and, if it is *guarded*, with what the
-/// period before has sent: a flow that sent nothing, because more was in flight than its window
-/// after a cut, gets nothing either.
+/// Compares what arrives in each period with the window, and, if it is *guarded*, with what was sent
+/// before: to a flow that sent nothing, because after a cut more was in flight than its window, nothing
+/// comes back. Of the periods that brought too little the most that one sent counts, as a flow whose
+/// path has collapsed soon sends no more than what arrives.
 #[derive(Debug)]
 pub(super) struct QuickAdapt {
     is_guarded: bool,
     phase: Phase,
     /// Bytes that arrived in the present period, and in those before it that brought too little.
     arrived: u64,
-    /// Bytes that were sent in the period before each of these.
+    /// The most that the period before one of these sent.
     sent_before: u64,
     /// Number of these periods.
     periods: u64,
@@ -69,7 +70,7 @@ impl QuickAdapt {
                     return None;
                 }
                 let mean = self.arrived / self.periods;
-                let sent = (self.sent_before / self.periods) as f64;
+                let sent = self.sent_before as f64;
                 let expected =
                     if self.is_guarded { window.bytes().min(sent) } else { window.bytes() };
                 if mean as f64 >= BELOW * expected {
@@ -94,6 +95,6 @@ impl QuickAdapt {
 
     fn next_period(&mut self) {
         self.periods += 1;
-        self.sent_before = self.sent_before.saturating_add(std::mem::take(&mut self.sent));
+        self.sent_before = self.sent_before.max(std::mem::take(&mut self.sent));
     }
 }

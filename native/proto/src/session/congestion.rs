@@ -59,8 +59,6 @@ struct Counted {
     received: u64,
     ce: u64,
     lost: u64,
-    /// So many of the packets that are reported next may be lost without a sign of congestion.
-    excused: u64,
 }
 
 /// The controller with what it needs from the paths.
@@ -229,14 +227,6 @@ impl Congestion {
         self.breakers[path.index()].interrupt();
     }
 
-    /// Records that a path went silent while others are heard of, with so many packets of which
-    /// nothing is known. If they turn out to be lost, that is no congestion.
-    pub fn skipped(&mut self, path: PathId, packets: u64) {
-        if let Some(steered) = &mut self.steered {
-            steered.counted[path.index()].excused = packets;
-        }
-    }
-
     /// Records that the peer went silent on all paths.
     pub fn timed_out(&mut self, now: Nanos) {
         if let Some(steered) = &mut self.steered {
@@ -284,7 +274,6 @@ impl Counted {
             received: account.received.received,
             ce: account.received.ce,
             lost: account.lost_packets,
-            excused: self.excused,
         };
         let since = |now: u64, before: u64| u128::from(now.saturating_sub(before));
         let packets = since(now.packets, self.packets);
@@ -294,10 +283,6 @@ impl Counted {
         let ce = since(now.ce, self.ce).min(received);
         let lost = since(now.lost, self.lost).min(packets);
         *self = now;
-        // Losses are known a little later than what arrived.
-        let excused = u128::from(self.excused).min(lost);
-        self.excused = self.excused.saturating_sub((received + lost) as u64);
-        let lost = lost - excused;
         let share = |count: u128| (bytes * count / packets.max(1)) as u64;
         Report {
             bytes: share(received),
@@ -348,6 +333,21 @@ mod tests {
         account
     }
 
+    fn steered() -> Congestion {
+        let domain = Domain {
+            line_bytes_per_second: 12_500_000,
+            near_rtt: MILLISECOND,
+            far_rtt: 10 * MILLISECOND,
+            packet_bytes: 0,
+        };
+        let congestion = Some((Algorithm::Uno(Rules::DEFAULT), domain));
+        let steering = Steering { congestion, marks: Marks::PhantomQueues, ..Steering::default() };
+        let mut found = Congestion::new(&config(), steering);
+        assert_eq!(found.units_in_flight_max(0), None, "before establishment");
+        found.established(&config(), 10 * MILLISECOND, 30 * MILLISECOND, 0);
+        found
+    }
+
     #[test]
     fn news_are_what_was_added_since_the_last_report() {
         let mut counted = Counted::default();
@@ -370,38 +370,6 @@ mod tests {
         );
         // Counters that go back are no news.
         assert_eq!(counted.news(&account(50, 10, 0)), Report::default());
-    }
-
-    #[test]
-    fn losses_of_a_path_that_was_skipped_are_no_congestion_and_later_ones_are() {
-        let mut counted = Counted { excused: 100, ..Counted::default() };
-        let mut account = PathAccount { packets_reported: 60, ..PathAccount::default() };
-        let mut news = |received, lost| {
-            account.received.received = received;
-            account.lost_packets = lost;
-            let report = counted.news(&account);
-            account.packets_reported += 60;
-            report.lost_packets
-        };
-        assert_eq!(news(1, 40), 0);
-        assert_eq!(news(11, 80), 0);
-        assert_eq!(news(21, 100), 11, "of 121 packets that were accounted for, 9 in flight then");
-        assert_eq!(news(22, 120), 20);
-    }
-
-    fn steered() -> Congestion {
-        let domain = Domain {
-            line_bytes_per_second: 12_500_000,
-            near_rtt: MILLISECOND,
-            far_rtt: 10 * MILLISECOND,
-            packet_bytes: 0,
-        };
-        let congestion = Some((Algorithm::Uno(Rules::DEFAULT), domain));
-        let steering = Steering { congestion, marks: Marks::PhantomQueues, ..Steering::default() };
-        let mut found = Congestion::new(&config(), steering);
-        assert_eq!(found.units_in_flight_max(0), None, "before establishment");
-        found.established(&config(), 10 * MILLISECOND, 30 * MILLISECOND, 0);
-        found
     }
 
     #[test]

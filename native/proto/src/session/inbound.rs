@@ -286,8 +286,7 @@ impl Session {
         let known = &mut self.paths[path];
         if reported > known.packets_reported {
             known.packets_reported = reported;
-            // While it is tested whether full-size packets arrive, small ones prove nothing.
-            known.is_silent &= known.challenges.is_searching();
+            known.is_silent = false;
         }
         let echo = known.rtt.echo_received(number, age.filter(|_| on == path), now);
         self.paths.measured();

@@ -8,9 +8,6 @@ const VANISHED_MIN: u64 = 16;
 /// … over at least this many time-outs.
 const TIMEOUTS: u64 = 6;
 
-/// Silences without an arrival between them that suffice: the first may be an outage.
-const SILENCES_MIN: u32 = 2;
-
 /// State of the full-size packets on one path.
 #[derive(Debug, Default)]
 pub struct Narrow {
@@ -23,8 +20,6 @@ pub struct Narrow {
     /// Full-size packets sent since one arrived, and when the first of them left.
     vanished: u64,
     since: Nanos,
-    /// How often the path has gone silent since one arrived.
-    silences: u32,
 }
 
 impl Narrow {
@@ -48,7 +43,6 @@ impl Narrow {
         if arrived > self.arrived {
             self.arrived = arrived;
             self.vanished = 0;
-            self.silences = 0;
         }
     }
 
@@ -56,15 +50,7 @@ impl Narrow {
     /// packets lost meanwhile must not hide later arrivals.
     pub fn forget(&mut self) {
         self.vanished = 0;
-        self.silences = 0;
         self.small_sent = self.counted.saturating_sub(self.arrived);
-    }
-
-    /// Records that the path has gone silent. Returns whether it should be challenged at once: it was
-    /// silent before, small packets ended that, and no full-size one has arrived since.
-    pub fn fell_silent(&mut self) -> bool {
-        self.silences += 1;
-        self.silences >= SILENCES_MIN
     }
 
     /// Whether the path should be challenged.
@@ -92,20 +78,6 @@ mod tests {
         assert!(narrow.is_suspected(10, 1000), "those were the small ones");
         narrow.received(VANISHED_MIN + 1);
         assert!(!narrow.is_suspected(10, 1000));
-    }
-
-    #[test]
-    fn a_path_that_goes_silent_twice_without_a_full_size_arrival_is_suspect() {
-        let mut narrow = Narrow::default();
-        let mut round = |received| {
-            narrow.sent(true, 0);
-            narrow.sent(false, 0);
-            narrow.received(received);
-            narrow.fell_silent()
-        };
-        assert!(!round(1), "an outage may have taken it");
-        assert!(round(2), "only the small ones arrive");
-        assert!(!round(4), "a full-size one has arrived");
     }
 
     #[test]

@@ -126,15 +126,10 @@ impl Session {
             if self.silence_on(path).is_none_or(|at| at > now) {
                 continue;
             }
-            let units = self.units.units();
-            let known = &mut self.paths[path];
-            known.is_silent = true;
-            if known.narrow.fell_silent() && known.is_validated() {
-                known.search(units, now);
-            } else {
-                known.challenges.start(now);
-            }
-            self.paths.skipped(path);
+            self.paths[path].is_silent = true;
+            self.paths[path].challenges.start(now);
+            self.paths.interrupted(path);
+            self.paths.failed(path);
             self.sender.abandon_path(path);
             self.statistics.path_silences += 1;
         }

@@ -264,15 +264,6 @@ impl Paths {
         self.congestion.interrupted(path);
     }
 
-    /// Records that a path went silent, although others are heard of: units take those.
-    pub fn skipped(&mut self, path: PathId) {
-        let account = self[path].account();
-        let unknown = account.packets_sent.saturating_sub(account.packets_reported);
-        self.congestion.skipped(path, unknown);
-        self.interrupted(path);
-        self.failed(path);
-    }
-
     /// Records that units must no longer take a path if they can take another one.
     pub fn failed(&mut self, path: PathId) {
         self.subflows.failed(path);
