@@ -118,7 +118,7 @@ _GATEWAY_VOLUME: Final = {
     "accelerator_jobs": _counter("Sectors that an accelerator was given to seal."),
     "accelerator_nanos": _counter("Time of an accelerator's jobs that have ended, added up."),
     "accelerator_refusals": _counter("Wrong results of an accelerator; none was used."),
-    "accelerators_lost": _counter("Times that an accelerator was given up."),
+    "accelerators_lost": _counter("Times that a queue gave up an accelerator."),
     "queues_running": _always(_gauge("I/O queues of the host.")),
     "is_standby": _gauge("1 while another gateway of its fail-over group serves its host."),
     "events_dropped": _counter("Events that the log had no room for."),

@@ -238,6 +238,7 @@ def ask(**fields: int) -> Callable[[Pdu], list[Pdu]]:
         {"length": 0},
         {"length": 0xFFFF_FFFF},
         {"length": 17 * BLOCK},
+        {"length": 4095},
         {"cid": 0x7F},
         {"cid": 0xFFFF},
     ],
@@ -280,9 +281,10 @@ async def test_r2t_for_a_command_without_data_to_send_is_refused(
 async def test_r2t_in_pieces_gets_only_ciphertext_of_its_own_command(world: Attacked) -> None:
     """The adversary requests the data piece by piece, and gets only what it can see anyway."""
     pieces: list[Pdu] = []
+    starts = range(0, 16 * BLOCK, BLOCK)
 
     def in_pieces(pdu: Pdu) -> list[Pdu]:
-        return [r2t(pdu.link, pdu.cid, offset=at, length=64) for at in range(0, 16 * BLOCK, 64)]
+        return [r2t(pdu.link, pdu.cid, offset=at, length=BLOCK) for at in starts]
 
     def collect(pdu: Pdu) -> list[Pdu]:
         if pdu.kind == Kind.H2C_DATA:
@@ -295,11 +297,11 @@ async def test_r2t_in_pieces_gets_only_ciphertext_of_its_own_command(world: Atta
         await queue.write(LBA, pattern(LBA, 1, 16))
         world.proxy.rules += [rule, collect]
         pending = asyncio.ensure_future(attempt(queue.write(LBA, pattern(LBA, 2, 16))))
-        await world.proxy.until(lambda: len(pieces) == 16 * BLOCK // 64)
+        await world.proxy.until(lambda: len(pieces) == len(starts))
         world.proxy.rules.clear()
         world.proxy.cut(*world.proxy.io_links())
         outcome = await pending
-    assert [int(pdu.transfer_offset) for pdu in pieces] == list(range(0, 16 * BLOCK, 64))
+    assert [int(pdu.transfer_offset) for pdu in pieces] == list(starts)
     seen = b"".join(bytes(pdu.data) for pdu in pieces)
     assert b"version" not in seen
     allowed = [pattern(LBA, 2, 16)]

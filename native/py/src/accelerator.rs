@@ -58,7 +58,7 @@ impl Accelerator {
 
     /// Why a volume gave it up, if one has.
     #[getter]
-    fn loss(&self) -> Option<&str> {
+    fn loss(&self) -> Option<String> {
         self.device.record().loss()
     }
 

@@ -171,9 +171,10 @@ pub(crate) fn transfer_error(error: TransferError) -> PyErr {
         TransferError::TimedOut(_) => QueueError::new_err(("queue.timeout", text)),
         TransferError::Cancelled => QueueError::new_err(("queue.cancelled", text)),
         TransferError::Busy(_) => QueueError::new_err(("queue.busy", text)),
-        TransferError::Misaligned(_) | TransferError::Length | TransferError::Differs { .. } => {
-            invalid(text)
-        }
+        TransferError::Misaligned(_)
+        | TransferError::Length
+        | TransferError::Differs { .. }
+        | TransferError::Unverifiable => invalid(text),
     }
 }
 

@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,6 +86,9 @@ pub enum Broken {
     Gone,
 }
 
+/// Id of the reason for giving up a device that is [`Broken::Gone`].
+pub const GONE: &str = "accelerator.gone";
+
 /// What the volumes that use a device had of it, since it was connected. It outlives the device.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -101,20 +104,29 @@ pub struct Record {
     pub losses: AtomicU64,
     /// Time of the jobs that have ended.
     pub nanos: AtomicU64,
-    loss: OnceLock<String>,
+    loss: Mutex<Option<String>>,
 }
 
 impl Record {
     /// Notes that a queue gave the device up.
     pub fn lose(&self, why: &str) {
         self.losses.fetch_add(1, Ordering::Relaxed);
-        let _ = self.loss.set(why.to_owned());
+        let mut loss = self.why();
+        let says_more = |known: &str| known.starts_with(GONE) && !why.starts_with(GONE);
+        if loss.as_deref().is_none_or(says_more) {
+            *loss = Some(why.to_owned());
+        }
     }
 
-    /// Why a queue gave the device up for the first time, if one has.
+    /// Why a queue gave the device up for the first time, if one has; rather any other reason than
+    /// [`GONE`], which may only follow from it.
     #[must_use]
-    pub fn loss(&self) -> Option<&str> {
-        self.loss.get().map(String::as_str)
+    pub fn loss(&self) -> Option<String> {
+        self.why().clone()
+    }
+
+    fn why(&self) -> MutexGuard<'_, Option<String>> {
+        self.loss.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

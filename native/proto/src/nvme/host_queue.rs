@@ -28,6 +28,11 @@ use crate::freshness::openings::Openings;
 use crate::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
 
+/// Minimum bytes that a controller may request at once, unless fewer are left: the least maximum of
+/// one H2CData PDU (MAXH2CDATA) that NVMe/TCP allows. Each request is answered with headers and
+/// digests, so requests of a byte each would multiply the bytes that wait to be sent.
+const REQUEST_BYTES_MIN: usize = 4096;
+
 /// Limits negotiated for the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct HostLimits {
@@ -74,7 +79,7 @@ pub enum HostEvent {
         /// The mark of a successful change, if the store keeps marks; otherwise 0.
         mark: u64,
         /// The blocks of a successful read or other command that returns blocks; otherwise the
-        /// command's buffer, for reuse.
+        /// command's buffer, for reuse, or nothing if it has none left, as with kept sectors.
         data: Vec<u8>,
     },
     /// The queue has ended: the outcome of every outstanding command is unknown.
@@ -98,6 +103,8 @@ struct Slot {
     kept: Option<Stamped>,
     /// Bytes of data moved by R2T or C2HData.
     moved: usize,
+    /// Where its last bytes end in the transmit queue.
+    last: u64,
     /// Whether a data digest didn't match.
     is_damaged: bool,
     fused: Option<Fused>,
@@ -375,8 +382,18 @@ impl HostQueue {
             }
         };
         let (moved, is_damaged, fused) = (0, false, None);
-        let slot = Slot { entry, number, tag, buffer, kept, moved, is_damaged, fused };
-        self.slots.insert(slot);
+        let last = self.transmit.end();
+        self.slots.insert(Slot {
+            entry,
+            number,
+            tag,
+            buffer,
+            kept,
+            moved,
+            last,
+            is_damaged,
+            fused,
+        });
         cid
     }
 
@@ -401,6 +418,14 @@ impl HostQueue {
     }
 
     fn receive_request(&mut self, request: &R2t) -> Result<(), PduError> {
+        self.put_requested(request)?;
+        let last = self.transmit.end();
+        self.slot(request.cid.get())?.last = last;
+        Ok(())
+    }
+
+    /// Puts the data that the controller requests into the transmit queue.
+    fn put_requested(&mut self, request: &R2t) -> Result<(), PduError> {
         let limit = self.limits.h2c_data_max;
         let cid = request.cid.get();
         let slot = self.slot(cid)?;
@@ -413,6 +438,9 @@ impl HostQueue {
         let total = slot.entry.sgl.length.get() as usize;
         if start != slot.moved || length == 0 || length > total - slot.moved {
             return Err(PduError::range("request outside the command's data"));
+        }
+        if length < REQUEST_BYTES_MIN && length != total - slot.moved {
+            return Err(PduError::field(16, "request for a small part of the data"));
         }
         slot.moved += length;
         let whole = length == total && length <= limit;
@@ -541,6 +569,13 @@ impl HostQueue {
         let Some(mut slot) = self.slots.take(cid) else { return };
         let lba = slot.entry.start_lba.get();
         let number = slot.number;
+        // Otherwise a controller that answers without reading could make the transmit queue grow
+        // without limit: only outstanding commands may have bytes in it.
+        if !self.transmit.has_left(slot.last) {
+            let detail = "answered before it was sent".to_owned();
+            self.fail(Reason::PduMalformed, Some(lba), detail);
+            return;
+        }
         if slot.is_damaged && status.is_success() {
             status = Status::TRANSIENT_TRANSPORT_ERROR;
         }

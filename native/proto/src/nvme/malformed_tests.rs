@@ -161,6 +161,7 @@ fn a_host_names_every_fault_of_a_controller() {
         ("request beyond the end", r2t(1, 0, 4 * BLOCK + 1), (4, 0)),
         ("request for no bytes", r2t(1, 0, 0), (4, 0)),
         ("request out of order", r2t(1, BLOCK as u32, BLOCK), (4, 0)),
+        ("request for a few bytes", r2t(1, 0, BLOCK - 1), (1, 16)),
     ];
     for (name, bytes, expected) in cases {
         let mut world = World::new(None, true);
@@ -193,11 +194,72 @@ fn a_success_without_all_data_ends_the_queue() {
     ] {
         let mut world = World::new(None, true);
         world.host.submit(1, command).unwrap();
+        let _sent = world.host.transmit().take();
         feed(&mut world.host, &pdu(kind::CAPSULE_RESP, 0, &[0; 16], 0));
         let event = world.host.next_event();
         let is_fault =
             matches!(event, Some(HostEvent::Failed { reason: Reason::PduMalformed, .. }));
         assert!(is_fault, "{name}: {event:?}");
+    }
+}
+
+/// A controller that answers without reading can't make the host's memory grow.
+#[test]
+fn an_answer_before_the_last_byte_of_its_command_has_left_ends_the_queue() {
+    let request = |blocks: usize| {
+        let with_length = data_pdu(kind::H2C_DATA, 0, 0, 9, 0, blocks * BLOCK);
+        pdu(kind::R2T, 0, &with_length[8..24], 0)
+    };
+    let response = |status: Status| {
+        let [low, high] = status.field().to_le_bytes();
+        pdu(kind::CAPSULE_RESP, 0, &[&[0; 12][..], &[0, 0, low, high]].concat(), 0)
+    };
+    // In its capsule, requested at once, and requested in portions.
+    for (blocks, at_once) in [(1, 0), (3, 3), (4, 4)] {
+        for status in [Status::SUCCESS, Status::COMPARE_FAILURE] {
+            for left in [0, 1] {
+                let mut world = World::new(None, true);
+                let data = vec![1; blocks * BLOCK];
+                world
+                    .host
+                    .submit(1, HostCommand::Write { lba: 0, data, is_forced: false })
+                    .unwrap();
+                if at_once > 0 {
+                    let _capsule = world.host.transmit().take();
+                    feed(&mut world.host, &request(at_once));
+                }
+                let bytes = world.host.transmit().pending_bytes();
+                assert!(bytes > blocks * BLOCK, "its data wait");
+                world.host.transmit().advance(bytes - left);
+                feed(&mut world.host, &response(status));
+                match world.host.next_event() {
+                    Some(HostEvent::Completed { status: ended, .. }) if left == 0 => {
+                        assert_eq!(ended, status);
+                    }
+                    Some(HostEvent::Failed { reason: Reason::PduMalformed, detail, .. })
+                        if left == 1 =>
+                    {
+                        assert_eq!(detail, "answered before it was sent");
+                    }
+                    event => panic!("{blocks} blocks, {status}, {left} left: {event:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn data_can_be_requested_in_portions_of_4096_bytes() {
+    let mut world = World::new(None, true);
+    let data = vec![1; 3 * BLOCK];
+    world.host.submit(1, HostCommand::Write { lba: 0, data, is_forced: false }).unwrap();
+    let _capsule = world.host.transmit().take();
+    // The last one is all that is left, less than 4096 bytes.
+    for (offset, length) in [(0, BLOCK), (BLOCK, BLOCK + 4), (2 * BLOCK + 4, BLOCK - 4)] {
+        let with_length = data_pdu(kind::H2C_DATA, 0, 0, 9, offset as u32, length);
+        feed(&mut world.host, &pdu(kind::R2T, 0, &with_length[8..24], 0));
+        assert_eq!(world.host.next_event(), None);
+        assert_eq!(world.host.transmit().take().len(), 24 + length);
     }
 }
 

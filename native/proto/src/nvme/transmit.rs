@@ -93,6 +93,8 @@ pub struct TransmitQueue {
     /// Bytes of the first piece that are already sent.
     sent: usize,
     pending: usize,
+    /// Bytes that have left, ever.
+    departed: u64,
     spare: Vec<Vec<u8>>,
     /// Smaller spare buffers, of about one block; separate, so that neither kind is resized to the
     /// other.
@@ -197,7 +199,9 @@ impl TransmitQueue {
 
     /// Drops `bytes` from the front, as they have been sent.
     pub fn advance(&mut self, bytes: usize) {
-        self.pending = self.pending.saturating_sub(bytes);
+        let departed = bytes.min(self.pending);
+        self.pending -= departed;
+        self.departed += departed as u64;
         let mut left = bytes + self.sent;
         while let Some(first) = self.pieces.front() {
             let length = first.bytes().len();
@@ -216,6 +220,18 @@ impl TransmitQueue {
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
         self.pending
+    }
+
+    /// Where the bytes put so far end, counted from the first byte ever put.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.departed + self.pending as u64
+    }
+
+    /// Whether all bytes up to `end`, a result of [`Self::end`], have been sent.
+    #[must_use]
+    pub fn has_left(&self, end: u64) -> bool {
+        self.departed >= end
     }
 
     /// Takes everything that is waiting, as one buffer; for tests and small exchanges.
@@ -335,6 +351,9 @@ mod tests {
                     slices.iter().flat_map(|slice| slice.iter().copied()).take(step).collect();
                 sent.extend_from_slice(&chunk);
                 queue.advance(chunk.len());
+                prop_assert!(queue.has_left(sent.len() as u64));
+                prop_assert!(!queue.has_left(sent.len() as u64 + 1));
+                prop_assert_eq!(queue.end(), expected.len() as u64);
             }
             prop_assert_eq!(sent, expected);
         }

@@ -311,6 +311,23 @@ fn what_a_device_that_is_gone_has_is_sealed_at_once() {
 }
 
 #[test]
+fn any_other_reason_says_more_than_that_a_device_is_gone() {
+    let record = accelerator::Record::default();
+    let said = [
+        ("accelerator.gone: 1", "accelerator.gone: 1"),
+        ("accelerator.gone: 2", "accelerator.gone: 1"),
+        ("accelerator.wrong: 3", "accelerator.wrong: 3"),
+        ("accelerator.late: 4", "accelerator.wrong: 3"),
+        ("accelerator.gone: 5", "accelerator.wrong: 3"),
+    ];
+    for (why, loss) in said {
+        record.lose(why);
+        assert_eq!(record.loss().as_deref(), Some(loss));
+    }
+    assert_eq!(record.losses.load(Ordering::Relaxed), 5);
+}
+
+#[test]
 fn a_host_that_is_gone_leaves_nothing_at_the_device() {
     let (mut lane, mut disk) = world();
     let given = Given::default();
@@ -478,5 +495,5 @@ fn a_device_that_does_not_forget_a_key_is_given_up() {
     assert_eq!(device.record().loss(), None);
     volume.accelerate(Some(Arc::new(Processor::default()))).unwrap();
     let loss = device.record().loss();
-    assert_eq!(loss, Some("it did not forget a key: the card refused the request"));
+    assert_eq!(loss.as_deref(), Some("it did not forget a key: the card refused the request"));
 }

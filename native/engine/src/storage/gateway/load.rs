@@ -107,7 +107,10 @@ impl GatewayVolume {
         back: BackQueue,
         plan: &LoadPlan,
     ) -> Result<LoadResult, TransferError> {
-        debug_assert!(!plan.is_verified, "no data of reads are kept");
+        if plan.is_verified {
+            // No data of reads are kept.
+            return Err(TransferError::Unverifiable);
+        }
         let depth = u16::try_from(plan.depth).map_err(|_| TransferError::Length)?;
         let mailbox = Arc::new(Mailbox::new().map_err(|error| closed(error.to_string()))?);
         self.shared.mailboxes().insert(LOCAL, Arc::clone(&mailbox));
@@ -237,6 +240,15 @@ mod tests {
         // Only the first 40 of the 64 blocks were written: reads of them are opened.
         assert!(result.commands > 0 && count("sectors_opened") > 0);
         assert_eq!(count("sectors_opened") + count("sectors_unwritten"), result.commands);
+    }
+
+    #[test]
+    fn a_load_at_the_gateways_own_queue_is_not_verified() {
+        let namespace = Namespace::new(Box::new(MemoryStore::new(BLOCKS, true))).unwrap();
+        let (_controller, fd) = target(&Arc::new(namespace));
+        let verified = LoadPlan { is_verified: true, ..plan(true, 1) };
+        let refused = volume().run_load(fd, back(), &verified);
+        assert!(matches!(refused, Err(TransferError::Unverifiable)));
     }
 
     #[test]

@@ -87,6 +87,11 @@ pub enum TransferError {
         /// First LBA of the command.
         lba: u64,
     },
+    /// A load that is to be verified can't be.
+    #[error(
+        "only a load of writes on more places than its depth, on queues of its own, is verified"
+    )]
+    Unverifiable,
     /// The queue has reached its limit of transfers.
     #[error("{0} transfers are waiting for this queue already")]
     Busy(usize),
