@@ -76,9 +76,10 @@ impl Cadence {
     /// Processes the peer's answer: what leaves during this delay comes to the window, so it counts
     /// as no longer than that of a peer that was not asked.
     pub fn answered(&mut self, delay: Nanos) {
-        let Some(wanted) = self.wanted else { return };
-        self.peers = delay.clamp(wanted, ACK_DELAY_MIN);
-        self.is_answered = true;
+        if let Some(wanted) = self.wanted {
+            self.peers = delay.clamp(wanted, ACK_DELAY_MIN);
+            self.is_answered = true;
+        }
     }
 
     /// Appends the request until it is answered, and the answer to each request.

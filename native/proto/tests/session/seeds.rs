@@ -11,7 +11,7 @@ use sealane_proto::session::frame::Frames;
 use sealane_proto::session::packet::Header;
 
 /// Number of frame types.
-const FRAMES: usize = 15;
+const FRAMES: usize = 16;
 
 #[test]
 fn seeds_of_packets_and_of_every_frame_are_accepted() {
