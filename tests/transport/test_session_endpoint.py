@@ -151,6 +151,7 @@ def start(
         rate_bits_per_second=rate,
         idle_timeout_ns=30 * 10**9,
         initiator=initiator,
+        version=6,
         reordering_ns=reordering_ns,
         steering=steering,
         permit=permit,
