@@ -205,9 +205,18 @@ def test_a_receiver_without_a_controller_acknowledges_as_its_network_allows() ->
 
     Real timers: a busy machine acknowledges what has come meanwhile at once, so it may try again.
     """
-    network = {"line_bits_per_second": 10**10, "near_rtt_nanos": 10_000}
-    asking = Steering(congestion="uno", **network, far_rtt_nanos=10_000_000)
-    agreeing = Steering(congestion=None, **network, far_rtt_nanos=0)
+    asking = Steering(
+        congestion="uno",
+        line_bits_per_second=10**10,
+        near_rtt_nanos=10_000,
+        far_rtt_nanos=10_000_000,
+    )
+    agreeing = Steering(
+        congestion=None,
+        line_bits_per_second=10**10,
+        near_rtt_nanos=10_000,
+        far_rtt_nanos=0,
+    )
     counts: list[int] = []
     while not counts or counts[-1] < 1000:
         assert len(counts) < 15, counts
