@@ -622,7 +622,7 @@ class FabricConfig(Section):
             if value is None and name != "rate":
                 raise ValueError(f"a number, because {words}")
         near = info.data.get("near_rtt_micros")
-        if info.field_name == "far_rtt_micros" and (value or 0) < (near or 0):
+        if info.field_name == "far_rtt_micros" and value is not None and value < (near or 0):
             raise ValueError(f"at least near_rtt_micros, {near}")
         return value
 

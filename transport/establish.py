@@ -16,7 +16,7 @@ from typing import Final
 from sealane.crypto.certificates import Subject
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
-from sealane.errors import VerificationError
+from sealane.errors import UsageError, VerificationError
 
 VERSION: Final = 6
 """Version that this release offers first."""
@@ -154,10 +154,10 @@ class Established:
 
 
 def check_version(version: int) -> None:
-    """VerificationError `session.establish.version` for a version that this release lacks."""
+    """UsageError `session.establish.version` for a version that this release lacks."""
     if version not in VERSIONS:
         allowed = " and ".join(str(known) for known in VERSIONS)
-        raise VerificationError(
+        raise UsageError(
             "session.establish.version",
             f"session version {version} is not supported; allowed: {allowed}",
         )

@@ -41,6 +41,7 @@ def _start(endpoint: SessionEndpoint, part: dict[str, object], peer: str) -> Non
         rate_bits_per_second=int(str(part["rate_bits_per_second"])),
         idle_timeout_ns=IDLE_NANOS,
         initiator=is_sender,
+        version=6,
     )
     poller = select.poll()
     poller.register(endpoint.fileno(), select.POLLIN)

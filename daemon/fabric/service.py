@@ -53,7 +53,7 @@ from sealane.daemon.node.peers import PeerIncarnation
 from sealane.daemon.runtime.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.reasons import ReasonId
-from sealane.transport.establish import VERSIONS, Shown
+from sealane.transport.establish import Shown, check_version
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
@@ -341,12 +341,7 @@ class FabricService:
     async def answer(self, offer: Offer, *, peer: Peer) -> Answer:
         """Answer a peer's offer for a waiting listener."""
         self.drain.check()
-        if offer.version not in VERSIONS:
-            raise UsageError(
-                "session.establish.version",
-                f"session version {offer.version} is not supported; allowed: "
-                f"{' and '.join(map(str, VERSIONS))}",
-            )
+        check_version(offer.version)
         self._limits.check_rate(offer.rate_bits_per_second)
         check_addresses(offer.data_addresses, "session.establish.malformed")
         most = unit_max(offer.data_addresses[0], self._ip_version)
@@ -510,6 +505,7 @@ class FabricService:
             display_name=session.identity.display_name,
             peer=session.identity.peer_node,
             side=session.identity.side,
+            version=session.identity.version,
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
         await self.plans.keep(session)
@@ -648,4 +644,5 @@ def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:
         peer_node=peer.node,
         peer=peer_of(peer),
         rate_bits_per_second=offer.rate_bits_per_second,
+        version=offer.version,
     )

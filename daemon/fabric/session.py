@@ -50,6 +50,8 @@ class Identity:
     """Incarnation of the peer; None while listening."""
     rate_bits_per_second: int = 0
     """Wire bits per second sent by each end; 0 while listening."""
+    version: int = 0
+    """Of its packets and frames; 0 while listening."""
 
     @property
     def side(self) -> str:

@@ -134,12 +134,12 @@ class SessionEndpoint:
         rate_bits_per_second: int,
         idle_timeout_ns: int,
         initiator: bool,
+        version: int,
         reordering_ns: int = 0,
         units: list[int] | None = None,
         steering: Steering | None = None,
         permit: Permit | None = None,
         path_threads: int = 0,
-        version: int = 6,
     ) -> None: ...
     # Final once the session is established.
     @property

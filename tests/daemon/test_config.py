@@ -752,3 +752,11 @@ def test_listeners_that_are_kept_over_a_restart(tmp_path: Path) -> None:
         "gateway.listen": "127.0.0.1:3",
         "metrics.listen": "127.0.0.1:4",
     }
+
+
+def test_a_fabric_without_a_controller_may_know_the_near_round_trip_alone(tmp_path: Path) -> None:
+    path = tmp_path / "sealane.toml"
+    path.write_text(FABRIC + "near_rtt_micros = 14\n")
+    fabric = load_config(path).fabric
+    assert fabric is not None
+    assert (fabric.near_rtt_micros, fabric.far_rtt_micros) == (14, None)

@@ -31,7 +31,7 @@ socket.send_fds(channel, [endpoint.local_addresses[0].encode()], endpoint.take_j
 endpoint.start(
     peer_addresses=[channel.recv(100).decode()], connection_id_local=1, connection_id_peer=2,
     send_key=bytearray(b"f" * 32), receive_key=bytearray(b"b" * 32),
-    rate_bits_per_second={RATE}, idle_timeout_ns=30 * 10**9, initiator=True,
+    rate_bits_per_second={RATE}, idle_timeout_ns=30 * 10**9, initiator=True, version=6,
 )
 channel.recv(1)
 """
@@ -73,6 +73,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
         rate_bits_per_second=RATE,
         idle_timeout_ns=10**9,
         initiator=False,
+        version=6,
     )
     channel.sendall(right.local_addresses[0].encode())
     receiving.post_receive(offset=0, length=REGION, user_data=7)

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import random
+import secrets
 import socket
 import stat
 import time
@@ -23,7 +24,8 @@ from sealane.client.grants import fetch_ring
 from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
 from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.fabric import known_paths
+from sealane.daemon.fabric import establishment, known_paths
+from sealane.daemon.fabric import service as service_module
 from sealane.daemon.fabric.establishment import Answer, Offer, respond
 from sealane.daemon.fabric.known_paths import PathKey, PathLoss, PathWindow
 from sealane.daemon.fabric.session import Session as FabricSession
@@ -353,12 +355,27 @@ async def test_an_unknown_version_is_refused_before_a_listener_is_looked_for(
     async with (
         make_fabric("fabric-a", change_offer=later) as left,
         make_fabric("fabric-b") as right,
-        listening(right),
     ):
         error = await refused(open_directly(left, right))
         assert (type(error), error.reason) == (UsageError, "session.establish.version")
         assert offered == list(VERSIONS)
-        await wait_listening(right)
+
+
+async def test_a_session_with_a_fabric_of_the_release_before_has_its_version_at_both_ends(
+    fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_version(version: int) -> None:
+        if version != VERSIONS[1]:
+            raise UsageError("session.establish.version", f"session version {version}")
+
+    # What a responder of the release before knows, and what it doesn't say.
+    monkeypatch.setattr(service_module, "check_version", check_version)
+    monkeypatch.setattr(establishment, "responder_nonce", lambda _: secrets.token_bytes(32))
+    with structlog.testing.capture_logs() as logs:
+        async with connected(*fabrics) as (sender, receiver):
+            await transfer(sender, receiver)
+    established = [log["version"] for log in logs if log["event"] == "session_established"]
+    assert established == [VERSIONS[1]] * 2
 
 
 @pytest.mark.parametrize("change", [change for change in CHANGES if "rate" not in change.id])

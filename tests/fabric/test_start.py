@@ -72,7 +72,7 @@ def session_over(endpoint: FakeEndpoint) -> Session:
 
 def start() -> Start:
     return Start(
-        version=6,
+        version=5,
         keys=SessionKeys(send=bytearray(b"k" * 32), receive=bytearray(b"k" * 32)),
         units=(1408,),
         peer_addresses=("127.0.0.1:2",),
@@ -106,5 +106,6 @@ async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEnd
     assert endpoint.started["idle_timeout_ns"] == 1_500_000_000
     assert endpoint.started["reordering_ns"] == 3_000_000
     assert endpoint.started["path_threads"] == 2
+    assert endpoint.started["version"] == 5
     assert isinstance(endpoint.started["steering"], _native.Steering)
     assert isinstance(endpoint.started["permit"], Permit)

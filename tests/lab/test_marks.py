@@ -91,6 +91,7 @@ def test_a_sender_counts_the_marks_of_its_path(lab: RunningLab, link: str) -> No
                 rate_bits_per_second=RATES[link],
                 idle_timeout_ns=30 * 10**9,
                 initiator=own_id == 1,
+                version=6,
             )
         send(*rings)
         marked, counters = settled(lab, link, left)

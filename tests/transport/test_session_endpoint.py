@@ -97,8 +97,12 @@ def pair(
     reordering_ns: int = 0,
     permits: tuple[Permit | None, Permit | None] = (None, None),
     steering: Steering | None = None,
+    second_steering: Steering | None = None,
 ) -> Iterator[tuple[End, End]]:
-    """Return two endpoints that share keys; the first opens the session, maybe via a relay."""
+    """Return two endpoints that share keys; the first opens the session, maybe via a relay.
+
+    `second_steering`: of the second one, if it differs.
+    """
     with contextlib.ExitStack() as stack:
         ends = []
         for _ in range(2):
@@ -121,6 +125,7 @@ def pair(
         start(left, via, (1, 2), (forward, backward), **skew, initiator=True, permit=permits[0])
         if not same_keys:
             forward = bytes(32)
+        skew["steering"] = second_steering or steering
         back = left.endpoint.local_addresses[0]
         start(right, back, (2, 1), (backward, forward), **skew, initiator=False, permit=permits[1])
         if establish:
@@ -151,6 +156,7 @@ def start(
         rate_bits_per_second=rate,
         idle_timeout_ns=30 * 10**9,
         initiator=initiator,
+        version=6,
         reordering_ns=reordering_ns,
         steering=steering,
         permit=permit,
@@ -192,6 +198,31 @@ UNO = Steering(
     far_rtt_nanos=25_000_000,
     phantom_marks=True,
 )
+
+
+def test_a_receiver_without_a_controller_acknowledges_as_its_network_allows() -> None:
+    """The sender asks for 2.5 µs; each 100 µs would be 400 acknowledgements of 2 MB, or some more.
+
+    Real timers: a busy machine acknowledges what has come meanwhile at once, so it may try again.
+    """
+    asking = Steering(
+        congestion="uno",
+        line_bits_per_second=10**10,
+        near_rtt_nanos=10_000,
+        far_rtt_nanos=10_000_000,
+    )
+    agreeing = Steering(
+        congestion=None,
+        line_bits_per_second=10**10,
+        near_rtt_nanos=10_000,
+        far_rtt_nanos=0,
+    )
+    counts: list[int] = []
+    while not counts or counts[-1] < 1000:
+        assert len(counts) < 15, counts
+        with pair(steering=asking, second_steering=agreeing) as (left, right):
+            transfer(left, right, sizes=[2_000_000])
+            counts.append(right.statistics()["control_packets_sent"])
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ def start(endpoint: SessionEndpoint, peer: str, own_id: int, keys: tuple[bytes, 
         rate_bits_per_second=100_000_000,
         idle_timeout_ns=30 * 10**9,
         initiator=own_id == 1,
+        version=6,
     )
 
 

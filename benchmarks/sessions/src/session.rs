@@ -16,7 +16,7 @@ use sealane_engine::session::region::Region;
 use sealane_engine::session::statistics;
 use sealane_engine::session::wire::{Bind, WireAddress};
 use sealane_proto::aead::Secret;
-use sealane_proto::session::{Reliability, SessionKeys, Steering, Units};
+use sealane_proto::session::{Reliability, SessionKeys, Steering, Units, Version};
 
 use crate::Meter;
 
@@ -90,6 +90,7 @@ impl Shape {
             token_seed: [index as u8; 32],
         };
         let start = StartConfig {
+            version: Version::V6,
             peer_addresses: peer.to_vec(),
             connection_id_local: index,
             connection_id_peer: 1 - index,

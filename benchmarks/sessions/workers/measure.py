@@ -116,6 +116,7 @@ class _End:
             rate_bits_per_second=shape.rate_bits_per_second,
             idle_timeout_ns=_IDLE_NANOS,
             initiator=self.index == 0,
+            version=6,
             path_threads=shape.workers,
         )
         # A thread names itself as soon as it runs.

@@ -35,9 +35,9 @@ use sealane_proto::sector::{
     check_written, field, take_expected_iv,
 };
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
-use sealane_proto::session::PATHS_MAX;
 use sealane_proto::session::frame::Frames;
 use sealane_proto::session::packet::Header as PacketHeader;
+use sealane_proto::session::{PATHS_MAX, Version};
 
 /// Number of blocks of the namespace.
 pub const BLOCKS: u64 = 64;
@@ -136,7 +136,7 @@ pub fn session_packet(data: &[u8]) {
         header.encode(&mut encoded);
         assert_eq!(encoded, data[..length]);
     }
-    let frames = Frames::new(data, PATHS_MAX);
+    let frames = Frames::new(data, Version::V6, PATHS_MAX);
     let is_valid = frames.validate().is_ok();
     let mut count = 0;
     for frame in frames {
@@ -147,7 +147,7 @@ pub fn session_packet(data: &[u8]) {
         };
         let mut encoded = Vec::new();
         frame.encode(&mut encoded);
-        let again = Frames::new(&encoded, PATHS_MAX).next();
+        let again = Frames::new(&encoded, Version::V6, PATHS_MAX).next();
         assert_eq!(again, Some(Ok(frame)));
     }
     assert!(is_valid && count <= data.len());

@@ -310,7 +310,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None, steering = None, permit = None, path_threads = 0, version = 6))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, version, reordering_ns = 0, units = None, steering = None, permit = None, path_threads = 0))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &self,
@@ -322,12 +322,12 @@ impl SessionEndpoint {
         rate_bits_per_second: u64,
         idle_timeout_ns: u64,
         initiator: bool,
+        version: u8,
         reordering_ns: u64,
         units: Option<Vec<u16>>,
         steering: Option<&Steering>,
         permit: Option<&Permit>,
         path_threads: u8,
-        version: u8,
     ) -> PyResult<()> {
         let units = units.unwrap_or_else(|| vec![self.endpoint().unit_bytes()]);
         let units = Units::descending(&units).ok_or_else(|| {

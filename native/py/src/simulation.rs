@@ -81,7 +81,7 @@ pub fn simulate<'py>(
         idle_timeout: idle_timeout_nanos,
         reordering: reordering_nanos,
         detection: detection_of(detection)?,
-        version: Version::default(),
+        version: Version::V6,
         steering: Steering::default(),
         receiver_steering: None,
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },

@@ -151,7 +151,7 @@ impl Scenario {
             idle_timeout: 60_000_000_000,
             reordering: 0,
             detection: Detection::Reports,
-            version: Version::default(),
+            version: Version::V6,
             steering: Steering::default(),
             receiver_steering: None,
             payload: PayloadMode::Real,

@@ -531,7 +531,7 @@ mod tests {
     }
 
     fn opener() -> (Opener, u64) {
-        (Opener::default(), 0)
+        (Opener::without_keys(), 0)
     }
 
     fn send(port: &Port, to: SocketAddr, byte: u8) -> bool {

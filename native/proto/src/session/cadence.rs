@@ -76,12 +76,13 @@ impl Cadence {
     /// Processes the peer's answer: what leaves during this delay comes to the window, so it counts
     /// as no longer than that of a peer that was not asked.
     pub fn answered(&mut self, delay: Nanos) {
-        let Some(wanted) = self.wanted else { return };
-        self.peers = delay.clamp(wanted, ACK_DELAY_MIN);
-        self.is_answered = true;
+        if let Some(wanted) = self.wanted {
+            self.peers = delay.clamp(wanted, ACK_DELAY_MIN);
+            self.is_answered = true;
+        }
     }
 
-    /// Appends the request until it is answered, and the answer to each request.
+    /// Appends the request until it is answered, and one answer for all requests since the last.
     pub fn write(&mut self, out: &mut Vec<u8>) {
         let encoded = |delay: Nanos| u32::try_from(delay).unwrap_or(u32::MAX);
         if let Some(wanted) = self.wanted.filter(|_| !self.is_answered) {
@@ -122,7 +123,7 @@ mod tests {
             Frame::AckCadence { is_answer, delay_nanos } => (is_answer, delay_nanos),
             other => panic!("{other:?}"),
         };
-        Frames::new(&out, 1).flatten().map(read).collect()
+        Frames::new(&out, Version::V6, 1).flatten().map(read).collect()
     }
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
         receiver.asked(3500);
         assert_eq!(receiver.own(), 3500);
         assert_eq!(written(&mut receiver), [(false, 3500), (true, 3500)]);
-        assert_eq!(written(&mut receiver), [(false, 3500)], "one answer for each request");
+        assert_eq!(written(&mut receiver), [(false, 3500)], "one answer for all requests since");
         sender.answered(3500);
         assert_eq!((sender.peers(), written(&mut sender)), (3500, vec![]));
     }

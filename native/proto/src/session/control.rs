@@ -484,7 +484,7 @@ mod tests {
     fn an_acknowledgement_leaves_with_its_batch_unless_one_has_just_left() {
         let mut rtt = RoundTrip::default();
         rtt.sample(16_000_000, 0);
-        let mut control = Control::new(Version::default(), &Steering::default());
+        let mut control = Control::new(Version::V6, &Steering::default());
         let mut due = |acknowledged_at, now| {
             (control.acknowledged_at, control.ack_due) = (acknowledged_at, None);
             control.acknowledge_later(&rtt, now);

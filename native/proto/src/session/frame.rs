@@ -38,8 +38,6 @@ pub const STREAM_END_BYTES_MAX: usize = 21;
 pub const PATH_BYTES: usize = 9;
 /// Bytes of a PATH_COUNTS frame.
 pub const PATH_COUNTS_BYTES: usize = 38;
-/// Bytes of an ACK_CADENCE frame.
-pub const ACK_CADENCE_BYTES: usize = 6;
 /// Bytes of a PING frame.
 pub const PING_BYTES: usize = 1;
 /// Bytes of a LOSSES frame without its runs.
@@ -339,16 +337,10 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Reads the plaintext of a control packet of a session with this many paths.
+    /// Reads the plaintext of a control packet of a session of this version with this many paths.
     #[must_use]
-    pub fn new(plaintext: &'a [u8], paths: u8) -> Self {
-        Self { rest: plaintext, paths, version: Version::default() }
-    }
-
-    /// The frames as a session of this version reads them.
-    #[must_use]
-    pub fn in_version(self, version: Version) -> Self {
-        Self { version, ..self }
+    pub fn new(plaintext: &'a [u8], version: Version, paths: u8) -> Self {
+        Self { rest: plaintext, paths, version }
     }
 
     /// Checks all frames, so that a packet is applied completely or not at all.

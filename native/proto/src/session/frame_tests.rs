@@ -90,14 +90,14 @@ fn encoded() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn frames_round_trip_and_every_truncation_is_refused(bytes in encoded()) {
-        let frames: Result<Vec<_>, _> = Frames::new(&bytes, PATHS).collect();
+        let frames: Result<Vec<_>, _> = Frames::new(&bytes, Version::V6, PATHS).collect();
         let frames = frames.unwrap();
         prop_assert_eq!(frames.len(), 1);
         let mut again = Vec::new();
         frames[0].encode(&mut again);
         prop_assert_eq!(&again, &bytes);
         for length in 1..bytes.len() {
-            prop_assert_eq!(Frames::new(&bytes[..length], PATHS).validate(), Err(Malformed));
+            prop_assert_eq!(Frames::new(&bytes[..length], Version::V6, PATHS).validate(), Err(Malformed));
         }
     }
 
@@ -108,8 +108,8 @@ proptest! {
         let mut flipped = bytes.clone();
         let at = at.index(bytes.len());
         flipped[at] ^= flip;
-        let original: Vec<_> = Frames::new(&bytes, PATHS).collect();
-        prop_assert_ne!(Frames::new(&flipped, PATHS).collect::<Vec<_>>(), original);
+        let original: Vec<_> = Frames::new(&bytes, Version::V6, PATHS).collect();
+        prop_assert_ne!(Frames::new(&flipped, Version::V6, PATHS).collect::<Vec<_>>(), original);
     }
 
     #[test]
@@ -122,13 +122,13 @@ proptest! {
             packet.extend_from_slice(bytes);
         }
         packet.extend(std::iter::repeat_n(0, padding));
-        prop_assert_eq!(Frames::new(&packet, PATHS).validate(), Ok(()));
-        prop_assert_eq!(Frames::new(&packet, PATHS).count(), list.len());
+        prop_assert_eq!(Frames::new(&packet, Version::V6, PATHS).validate(), Ok(()));
+        prop_assert_eq!(Frames::new(&packet, Version::V6, PATHS).count(), list.len());
     }
 
     #[test]
     fn no_bytes_make_the_parser_panic(bytes: Vec<u8>) {
-        let frames = Frames::new(&bytes, PATHS);
+        let frames = Frames::new(&bytes, Version::V6, PATHS);
         prop_assert!(frames.clone().count() <= bytes.len());
         let _ = frames.validate();
     }
@@ -144,8 +144,8 @@ fn frames_about_a_path_that_is_none_are_malformed() {
     ] {
         let mut out = Vec::new();
         frame.encode(&mut out);
-        assert_eq!(Frames::new(&out, PATHS).validate(), Err(Malformed), "{frame:?}");
-        assert_eq!(Frames::new(&out, PATHS + 1).validate(), Ok(()));
+        assert_eq!(Frames::new(&out, Version::V6, PATHS).validate(), Err(Malformed), "{frame:?}");
+        assert_eq!(Frames::new(&out, Version::V6, PATHS + 1).validate(), Ok(()));
     }
 }
 
@@ -153,7 +153,7 @@ fn frames_about_a_path_that_is_none_are_malformed() {
 fn version_5_has_no_cadence_and_version_6_has_two_kinds_of_it() {
     for kind in 0..4 {
         let frames = [18, kind, 0, 0, 1, 0];
-        let read = |version| Frames::new(&frames, PATHS).in_version(version).validate();
+        let read = |version| Frames::new(&frames, version, PATHS).validate();
         assert_eq!(read(Version::V5), Err(Malformed));
         assert_eq!(read(Version::V6), if kind < 2 { Ok(()) } else { Err(Malformed) });
     }
@@ -168,7 +168,7 @@ fn runs_that_do_not_rise_are_malformed() {
         }
         let mut out = Vec::new();
         Frame::Losses { path: PathId(0), runs: &runs }.encode(&mut out);
-        Frames::new(&out, PATHS).validate()
+        Frames::new(&out, Version::V6, PATHS).validate()
     };
     assert_eq!(frame(&[(1, 2), (4, 1), (6, 1)]), Ok(()));
     for list in [&[(5, 0)][..], &[(1, 2), (3, 1)], &[(4, 1), (1, 1)], &[(u64::MAX, 9)]] {

@@ -173,7 +173,7 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) {
-        let frames = Frames::new(plaintext, self.paths.count()).in_version(self.config.version);
+        let frames = Frames::new(plaintext, self.config.version, self.paths.count());
         if frames.validate().is_err() {
             self.statistics.malformed += 1;
             return;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::aead::{AeadKey, TAG_BYTES};
 
-use super::packet::Header;
+use super::packet::{Header, Version};
 
 /// Result of an AEAD operation on a packet, and the epoch of the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,18 +41,28 @@ impl<'a> Received<'a> {
 }
 
 /// The receiving keys of a session at one time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Opener {
+    pub(super) version: Version,
     pub(super) connection_id: u64,
     /// Epoch in headers, epoch, key.
     pub(super) keys: Vec<(u8, u64, Arc<AeadKey>)>,
 }
 
 impl Opener {
+    /// Opens no packet.
+    #[must_use]
+    pub fn without_keys() -> Self {
+        Self { version: Version::V6, connection_id: 0, keys: Vec::new() }
+    }
+
     /// Opens a packet in place if it is one of the session under a known key. What is wrong with it
     /// otherwise, the machine finds out.
     fn open(&self, datagram: &mut [u8]) -> Option<Verdict> {
         let (header, end) = Header::decode(datagram).ok()?;
+        if header.version != self.version {
+            return None;
+        }
         if header.connection_id != self.connection_id {
             return None;
         }

@@ -177,7 +177,11 @@ impl Protection {
     /// The keys that may open packets now, for another thread.
     #[must_use]
     pub fn opener(&self) -> Opener {
-        Opener { connection_id: self.connection_id_local, keys: self.receive.all() }
+        Opener {
+            version: self.version,
+            connection_id: self.connection_id_local,
+            keys: self.receive.all(),
+        }
     }
 
     /// Changes of [`Self::opener`] so far.
@@ -346,6 +350,16 @@ mod tests {
             Ok(header.packet_number)
         });
         opened.collect()
+    }
+
+    #[test]
+    fn packets_of_another_version_are_not_even_tried_elsewhere() {
+        let (mut a, _) = pair_like(SessionConfig { version: Version::V5, ..CONFIG });
+        let (_, b) = pair_like(CONFIG);
+        let datagram = sealed(&mut a);
+        let sizes = (datagram.len(), datagram.len());
+        let mut arrivals = Arrivals::new(datagram, sizes, Some(&b.opener()));
+        assert!(arrivals.datagrams().all(|datagram| !datagram.is_tried()));
     }
 
     #[test]

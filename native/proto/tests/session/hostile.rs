@@ -88,8 +88,8 @@ struct World {
     path: PathId,
     /// And where they come from.
     source: Source,
-    /// By path, then by path for candidates.
     version: Version,
+    /// By path, then by path for candidates.
     next_packet_numbers: [u64; 2 * PATHS as usize],
     /// The peer sends on the channel of the path's candidates.
     is_to_candidate: bool,
@@ -402,7 +402,7 @@ impl World {
         let (header, start) = Header::decode(datagram).ok()?;
         let (aad, sealed) = datagram.split_at_mut(start);
         let plaintext = self.own_key.open_in_place(header.nonce(), aad, sealed).ok()?;
-        Frames::new(plaintext, PATHS).flatten().find_map(|frame| match frame {
+        Frames::new(plaintext, self.version, PATHS).flatten().find_map(|frame| match frame {
             Frame::PathChallenge { token } => Some(token),
             _ => None,
         })

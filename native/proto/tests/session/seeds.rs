@@ -6,12 +6,12 @@ use std::fs;
 use std::mem::discriminant;
 use std::path::Path;
 
-use sealane_proto::session::PATHS_MAX;
 use sealane_proto::session::frame::Frames;
 use sealane_proto::session::packet::Header;
+use sealane_proto::session::{PATHS_MAX, Version};
 
 /// Number of frame types.
-const FRAMES: usize = 15;
+const FRAMES: usize = 16;
 
 #[test]
 fn seeds_of_packets_and_of_every_frame_are_accepted() {
@@ -24,7 +24,7 @@ fn seeds_of_packets_and_of_every_frame_are_accepted() {
             assert!(Header::decode(&bytes).is_ok(), "{name:?}");
             continue;
         }
-        let frames: Vec<_> = Frames::new(&bytes, PATHS_MAX).collect();
+        let frames: Vec<_> = Frames::new(&bytes, Version::V6, PATHS_MAX).collect();
         let [Ok(frame)] = frames[..] else { panic!("{name:?}") };
         kinds.insert(format!("{:?}", discriminant(&frame)));
     }
