@@ -91,9 +91,7 @@ impl Run {
         sectors(&mut data);
         let command = match choice % 8 {
             0 => HostCommand::Read { lba, blocks },
-            1 if lba & 0x80 != 0 => {
-                HostCommand::WriteKept { lba, sectors: data.into(), is_forced }
-            }
+            1 if lba & 0x80 != 0 => HostCommand::WriteKept { lba, sectors: data.into(), is_forced },
             1 => HostCommand::Write { lba, data, is_forced },
             2 => HostCommand::Flush,
             3 => HostCommand::WriteZeroes { lba, blocks, deallocate: is_forced },
