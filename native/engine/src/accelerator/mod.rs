@@ -86,9 +86,6 @@ pub enum Broken {
     Gone,
 }
 
-/// Id of the reason for giving up a device that is [`Broken::Gone`].
-pub const GONE: &str = "accelerator.gone";
-
 /// What the volumes that use a device had of it, since it was connected. It outlives the device.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -112,14 +109,15 @@ impl Record {
     pub fn lose(&self, why: &str) {
         self.losses.fetch_add(1, Ordering::Relaxed);
         let mut loss = self.why();
-        let says_more = |known: &str| known.starts_with(GONE) && !why.starts_with(GONE);
+        let is_gone = |why: &str| why.starts_with("accelerator.gone");
+        let says_more = |known: &str| is_gone(known) && !is_gone(why);
         if loss.as_deref().is_none_or(says_more) {
             *loss = Some(why.to_owned());
         }
     }
 
     /// Why a queue gave the device up for the first time, if one has; rather any other reason than
-    /// [`GONE`], which may only follow from it.
+    /// [`Broken::Gone`], which may only follow from it.
     #[must_use]
     pub fn loss(&self) -> Option<String> {
         self.why().clone()

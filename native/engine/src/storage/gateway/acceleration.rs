@@ -26,7 +26,7 @@ use super::journal::Change;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Request, Work};
 use super::submission::{note_seal, seal_sector};
-use crate::accelerator::{Broken, Cookie, Done, GONE, KeySlot, Queue, Record, SealJob};
+use crate::accelerator::{Broken, Cookie, Done, KeySlot, Queue, Record, SealJob};
 use crate::latency::{self, Latencies};
 
 /// How long a job may take. A sector takes a card microseconds; with more, the processor would have
@@ -294,7 +294,7 @@ impl<F: Front> GatewayQueue<F> {
             self.lose_accelerator("accelerator.wrong", "a sector was not sealed as asked");
         } else if let Err(broken) = polled {
             let is_gone = broken == Broken::Gone;
-            let reason = if is_gone { GONE } else { "accelerator.protocol" };
+            let reason = if is_gone { "accelerator.gone" } else { "accelerator.protocol" };
             self.lose_accelerator(reason, &broken.to_string());
         } else if is_late {
             self.lose_accelerator("accelerator.late", "a job took too long");
