@@ -524,6 +524,7 @@ fn packets_that_may_come_from_anywhere_let_nothing_more_go_to_an_unproven_addres
 
 /// Acknowledgements, and their bytes, that a peer gets in 10 ms for a unit each 2 µs, with such a
 /// request before each.
+#[cfg(test)]
 fn acknowledgements(
     version: Version,
     near_rtt: Option<Nanos>,
