@@ -26,7 +26,6 @@ from accelerators.cards import LABEL, World, running_card, world
 from control_plane import short_directory
 from sealane import _native
 from sealane.client import Client, connect, translated
-from sealane.errors import UnavailableError
 from sealane.protocol.v1 import offload_pb2
 from sealane.transport.nvme.initiator import ConnectedQueue
 
@@ -216,16 +215,9 @@ async def measure_kills(
     with short_directory() as root, world(root, target_options='store = "memory"\n') as site:
         async with connect(site.gateway.socket) as client:
             volume = await client.volumes.create(size_bytes=SPAN_BYTES)
-            at = (await client.volumes.attach(volume.name, host_nqn=HOST_NQN)).attachment
-            if at is None:
-                raise UnavailableError("volume.detached", f"{volume.name} isn't attached")
-            system = System(
-                name="secure",
-                traddr=at.traddr,
-                trsvcid=at.trsvcid,
-                subsystem_nqn=at.subsystem_nqn,
+            system = System.secure(
+                await client.volumes.attach(volume.name, host_nqn=HOST_NQN),
                 host_nqn=HOST_NQN,
-                dhchap_secret=at.dhchap_secret,
                 processes={
                     "gateway": site.gateway.process.pid,
                     "target": site.target.process.pid,

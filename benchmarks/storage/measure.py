@@ -5,10 +5,13 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from benchmarks.storage.cells import Cell, Sample
 
 from sealane import _native
+from sealane.client import Volume
+from sealane.errors import UnavailableError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
@@ -29,6 +32,22 @@ class System:
     dhchap_secret: str | None = None
     processes: Mapping[str, int]
     """Process ids by name."""
+
+    @classmethod
+    def secure(cls, volume: Volume, *, host_nqn: str, processes: Mapping[str, int]) -> Self:
+        """Return the subsystem of an attached volume; UnavailableError if it isn't attached."""
+        attachment = volume.attachment
+        if attachment is None:
+            raise UnavailableError("volume.detached", f"{volume.name} isn't attached")
+        return cls(
+            name="secure",
+            traddr=attachment.traddr,
+            trsvcid=attachment.trsvcid,
+            subsystem_nqn=attachment.subsystem_nqn,
+            host_nqn=host_nqn,
+            dhchap_secret=attachment.dhchap_secret,
+            processes=processes,
+        )
 
 
 def process_cpu_seconds(pid: int) -> float:

@@ -10,7 +10,6 @@ from benchmarks.storage.measure import System
 
 import sealane.client
 from sealane.cli.demo.cluster import ClusterBuilder
-from sealane.errors import UnavailableError
 
 PLAIN_NQN: Final = "nqn.2026-11.dev.sealane:benchmark-plain"
 
@@ -47,16 +46,9 @@ async def running_systems(
             )
             volume = await client.volumes.create(display_name="bench", size_bytes=size_bytes)
             volume = await client.volumes.attach(volume.name, host_nqn=host_nqn)
-            attachment = volume.attachment
-            if attachment is None:
-                raise UnavailableError("volume.detached", f"{volume.name} isn't attached")
-            secure = System(
-                name="secure",
-                traddr=attachment.traddr,
-                trsvcid=attachment.trsvcid,
-                subsystem_nqn=attachment.subsystem_nqn,
+            secure = System.secure(
+                volume,
                 host_nqn=host_nqn,
-                dhchap_secret=attachment.dhchap_secret,
                 processes={"gateway": gateway.pid, "target": target.pid},
             )
             yield [plain, secure]

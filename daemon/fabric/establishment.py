@@ -4,6 +4,7 @@ Blocks as long as the KEM key does (milliseconds with a TPM): call it on a separ
 """
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
@@ -178,17 +179,22 @@ async def offer_newest(
     `initiate` makes an initiation of a `version`. Somebody between the ends can refuse a version,
     too: `Initiation.keys` finds that out.
     """
-    for version in VERSIONS:
+
+    async def offered(version: int) -> tuple[Initiation, Answer]:
         initiation = await asyncio.to_thread(initiate, version=version)
+        with contextlib.ExitStack() as unanswered:
+            unanswered.callback(initiation.wipe)
+            answer = await establish(initiation.offer)
+            unanswered.pop_all()
+        return initiation, answer
+
+    for version in VERSIONS[:-1]:
         try:
-            return initiation, await establish(initiation.offer)
-        except BaseException as error:
-            initiation.wipe()
-            reason = error.reason if isinstance(error, UsageError) else None
-            is_refused = reason == "session.establish.version"
-            if not is_refused or version == VERSIONS[-1]:
+            return await offered(version)
+        except UsageError as error:
+            if error.reason != "session.establish.version":
                 raise
-    raise AssertionError(VERSIONS)
+    return await offered(VERSIONS[-1])
 
 
 def respond(
