@@ -16,6 +16,7 @@ from sealane.planning.model import Loss, Path
 from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 from sealane.planning.planner import (
+    SIZE_MAX,
     LossEstimate,
     LossEstimator,
     Objective,
@@ -107,6 +108,7 @@ async def keep_planned(
     unit_bytes: int,
     assumed: PathLoss,
     caution: float = 0.0,
+    message_bytes_max: int = SIZE_MAX,
     objective: str = Objective.AUTO.value,
     waits_for_data: bool = False,
     path_count: int = 1,
@@ -118,7 +120,7 @@ async def keep_planned(
     A plan costs up to seconds of processor time. So none is made for an end that sends nothing:
     with `waits_for_data` the first one when data has left, and a new one only when more has.
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    `caution`: as for `plan`. `path_count`: paths whose losses are independent, as far as they are
+    `caution`, `message_bytes_max`: as for `plan`. `path_count`: paths whose losses are independent, as far as they are
     validated. `measured` gets each estimate, and the number of packets that it is based on.
     """
     given_up = threading.Event()
@@ -143,7 +145,12 @@ async def keep_planned(
     try:
         async with asyncio.TaskGroup() as tasks:
             make = functools.partial(
-                Planner, path, Objective(objective), caution=caution, check=check
+                Planner,
+                path,
+                Objective(objective),
+                caution=caution,
+                message_bytes_max=message_bytes_max,
+                check=check,
             )
             keeping = tasks.create_task(
                 _keep(

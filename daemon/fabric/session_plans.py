@@ -51,6 +51,8 @@ class SessionPlans:
             unit_bytes=identity.unit_bytes,
             assumed=measured or PathLoss(rate=self._settings.assumed_loss),
             caution=UNKNOWN_LOSS if is_careful and measured is None else 0.0,
+            # A message lies in the session's region.
+            message_bytes_max=session.job.regions[identity.name].size_bytes,
             objective=self._settings.plan_objective,
             waits_for_data=is_careful,
             # Paths to one host may share all of their way.

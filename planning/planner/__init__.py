@@ -2,6 +2,7 @@
 
 from sealane.planning.planner.choice import (
     PARITY_BUDGET,
+    SIZE_MAX,
     Candidate,
     Objective,
     Plan,
@@ -22,6 +23,7 @@ from sealane.planning.planner.estimate import (
 
 __all__ = [
     "PARITY_BUDGET",
+    "SIZE_MAX",
     "Candidate",
     "LossEstimate",
     "LossEstimator",

@@ -240,16 +240,18 @@ def plan(
     parity_budget: float = PARITY_BUDGET,
     *,
     caution: float = 0.0,
+    message_bytes_max: int = SIZE_MAX,
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
     """Choose a scheme for every size: a row per power of two, with equal neighbours merged.
 
     `caution`: with AUTO, the least loss that is assumed for messages sent within a round trip.
-    Takes seconds of CPU time for high losses; `check` and errors as in `rank`.
+    No message is longer than `message_bytes_max`. Takes seconds of CPU time for long messages at
+    high losses; `check` and errors as in `rank`.
     """
     careful = replace(path, loss=replace(path.loss, rate=max(path.loss.rate, caution)))
     rows: list[PlanRow] = []
-    for length_max in _sizes():
+    for length_max in _sizes(message_bytes_max):
         wanted = objective.of(path, length_max)
         # For the mean, evaluate in the middle of the row, on a logarithmic scale. Quantiles jump,
         # and lengths are mostly powers of two, so evaluate those at the row's end.
@@ -346,9 +348,16 @@ def check_budget(parity_budget: float) -> None:
         )
 
 
+def longest_row(message_bytes_max: int) -> int:
+    """Return `length_max` of the last row of a plan for messages of up to so many bytes."""
+    most = max(SIZE_MIN, min(message_bytes_max, SIZE_MAX))
+    return int(1 << (most - 1).bit_length())
+
+
 @lru_cache
-def _sizes() -> tuple[int, ...]:
-    return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, SIZE_MAX.bit_length()))
+def _sizes(message_bytes_max: int) -> tuple[int, ...]:
+    longest = longest_row(message_bytes_max)
+    return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, longest.bit_length()))
 
 
 def _first(found: Sequence[Candidate], objective: Objective) -> Candidate:

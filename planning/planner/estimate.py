@@ -6,6 +6,7 @@ reported as losses some time later, and not all among the packets that count. So
 drops says nothing.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields, replace
@@ -13,7 +14,7 @@ from typing import Final
 
 from sealane.planning.model import Loss, Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner.choice import PARITY_BUDGET, Objective, Plan
+from sealane.planning.planner.choice import PARITY_BUDGET, SIZE_MAX, Objective, Plan
 from sealane.planning.planner.shared import shared_plan
 
 QUANTILE: Final = 1.96
@@ -269,17 +270,24 @@ class Planner:
         parity_budget: float = PARITY_BUDGET,
         *,
         caution: float = 0.0,
+        message_bytes_max: int = SIZE_MAX,
         estimator: LossEstimator | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the first plan; `caution`, `check` and errors as in `plan`.
+        """Make the first plan; `caution`, `message_bytes_max`, `check` and errors as in `plan`.
 
         `estimator` may have observed the path already. `caution` falls as packets arrive: to the
         estimator's upper bound.
         """
         self.estimator = estimator or LossEstimator(path.unit_seconds)
-        self._check = check
-        self.plan = shared_plan(path, objective, parity_budget, caution=caution, check=check)
+        self._plan = functools.partial(
+            shared_plan,
+            objective=objective,
+            parity_budget=parity_budget,
+            message_bytes_max=message_bytes_max,
+            check=check,
+        )
+        self.plan = self._plan(path, caution=caution)
 
     def update(
         self, round_trip_seconds: float | None = None, count: int | None = None
@@ -305,8 +313,7 @@ class Planner:
             caution = rate_high
         if path is self.plan.path and caution == self.plan.caution:
             return None
-        objective, parity_budget = self.plan.objective, self.plan.parity_budget
-        self.plan = shared_plan(path, objective, parity_budget, caution=caution, check=self._check)
+        self.plan = self._plan(path, caution=caution)
         return self.plan
 
 

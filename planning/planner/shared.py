@@ -14,7 +14,7 @@ from typing import Final
 
 from sealane.planning.model import Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner.choice import Objective, Plan, plan
+from sealane.planning.planner.choice import Objective, Plan, longest_row, plan
 
 STEP: Final = 1.1
 """Loss, bursts and round trip are rounded to powers of this. A plan is out of date at a factor of
@@ -34,6 +34,7 @@ class _Wanted:
     objective: Objective
     parity_budget: float
     caution: float
+    message_bytes_max: int
     check: Callable[[], None] = field(compare=False)
 
 
@@ -43,6 +44,7 @@ def shared_plan(
     parity_budget: float,
     *,
     caution: float,
+    message_bytes_max: int,
     check: Callable[[], None],
 ) -> Plan:
     """Return the plan for a path, with rows for nearly the same one, made now or earlier.
@@ -54,6 +56,7 @@ def shared_plan(
         objective=objective,
         parity_budget=parity_budget,
         caution=_near(caution),
+        message_bytes_max=longest_row(message_bytes_max),
         check=check,
     )
     check()
@@ -83,5 +86,6 @@ def _made(wanted: _Wanted) -> Plan:
         wanted.objective,
         wanted.parity_budget,
         caution=wanted.caution,
+        message_bytes_max=wanted.message_bytes_max,
         check=wanted.check,
     )

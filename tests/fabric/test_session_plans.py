@@ -14,6 +14,7 @@ from sealane.daemon.fabric.session_plans import SessionPlans
 
 RATE = 1_000_000_000
 UNIT = 1408
+REGION = 1 << 20
 ADDRESS = "192.0.2.1:4420"
 
 
@@ -21,7 +22,10 @@ class FakeSession:
     """A session that was established on a path with this round trip."""
 
     def __init__(self, round_trip_seconds: float) -> None:
-        self.identity = SimpleNamespace(peer=None, rate_bits_per_second=RATE, unit_bytes=UNIT)
+        self.identity = SimpleNamespace(
+            name="sessions/1", peer=None, rate_bits_per_second=RATE, unit_bytes=UNIT
+        )
+        self.job = SimpleNamespace(regions={"sessions/1": SimpleNamespace(size_bytes=REGION)})
         self.rows: list[tuple[int, int, int, int, int]] | None = None
         self._srtt_nanos = round(round_trip_seconds * 1e9)
 
@@ -42,6 +46,7 @@ class Begun:
     rows: list[tuple[int, int, int, int, int]] | None
     assumed: PathLoss
     caution: float
+    message_bytes_max: int
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             mine.losses.note(PathKey.of("", [ADDRESS]), measured, PACKETS_MIN)
         session: Any = FakeSession(round_trip_seconds)
         await mine.keep(session)
-        return Begun(session.rows, given["assumed"], given["caution"])
+        return Begun(session.rows, given["assumed"], given["caution"], given["message_bytes_max"])
 
     return begin
 
@@ -75,6 +80,10 @@ async def test_an_unknown_long_path_gets_parity_at_once_for_what_a_round_trip_ho
     # 2,095 packets fit in 25 ms at 1 Gbit/s.
     assert lengths[-1] == 2095 * UNIT
     assert found.rows[-1][1:] == (0, 0, 1, 0)
+
+
+async def test_nothing_is_planned_for_messages_that_the_region_does_not_hold(begin: Any) -> None:
+    assert (await begin(0.025)).message_bytes_max == REGION
 
 
 async def test_a_known_path_gets_parity_until_there_is_a_plan_for_what_was_measured(

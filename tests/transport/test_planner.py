@@ -237,6 +237,17 @@ def test_rows_rise_and_neighbours_differ() -> None:
     assert all(a != b for a, b in itertools.pairwise(codes))
 
 
+@pytest.mark.parametrize(("most", "last"), [(1, 4096), (4096, 4096), (5 * MIB, 8 * MIB)])
+def test_nothing_is_planned_for_messages_longer_than_any(most: int, last: int) -> None:
+    path = long_path(1e-3)
+    rows = plan(path, message_bytes_max=most).rows
+
+    assert rows[-1].length_max == last
+    whole = plan(path).rows
+    assert rows[:-1] == whole[: len(rows) - 1]
+    assert rows[-1].scheme == next(row.scheme for row in whole if row.length_max >= last)
+
+
 def test_reasons_name_what_decided() -> None:
     coded, rare = long_path(1e-3), long_path(1e-7)
 

@@ -9,7 +9,16 @@ import pytest
 
 from sealane.planning.model import Loss, Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner import PARITY_BUDGET, Objective, Plan, evaluate, plan, rank, shared
+from sealane.planning.planner import (
+    PARITY_BUDGET,
+    SIZE_MAX,
+    Objective,
+    Plan,
+    evaluate,
+    plan,
+    rank,
+    shared,
+)
 from sealane.planning.planner.shared import STEP, shared_plan
 from seeds import SEED
 
@@ -40,9 +49,18 @@ def planned(
     path: Path,
     objective: Objective = Objective.MEAN,
     caution: float = 0.0,
+    budget: float = PARITY_BUDGET,
+    message_bytes_max: int = SIZE_MAX,
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
-    return shared_plan(path, objective, PARITY_BUDGET, caution=caution, check=check)
+    return shared_plan(
+        path,
+        objective,
+        budget,
+        caution=caution,
+        message_bytes_max=message_bytes_max,
+        check=check,
+    )
 
 
 def like(factor: float) -> Path:
@@ -71,7 +89,8 @@ def test_sessions_of_a_path_share_one_plan_and_keep_what_each_has_measured(
         lambda: planned(replace(PATH, unit_bytes=8900)),
         lambda: planned(PATH, Objective.P99),
         lambda: planned(PATH, caution=0.01),
-        lambda: shared_plan(PATH, Objective.MEAN, 0.1, caution=0.0, check=lambda: None),
+        lambda: planned(PATH, budget=0.1),
+        lambda: planned(PATH, message_bytes_max=64 * KIB),
     ],
 )
 def test_another_path_objective_or_caution_has_another_plan(
@@ -80,6 +99,12 @@ def test_another_path_objective_or_caution_has_another_plan(
     planned(PATH)
     other()
     assert len(made) == 2
+
+
+def test_regions_of_nearly_one_size_share_a_plan(made: list[Path]) -> None:
+    rows = [planned(PATH, message_bytes_max=size * KIB).rows for size in (33, 50, 64)]
+    assert len(made) == 1
+    assert rows[0][-1].length_max == 64 * KIB
 
 
 def test_no_loss_and_the_largest_planned_loss_are_not_rounded(

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.digests import digest
+from benchmarks.digests import EMULATOR, digest
 from benchmarks.kept import Records
 from benchmarks.sessions import packets
 from benchmarks.sessions.lab import daemons, tcp_peer
@@ -56,7 +56,19 @@ Wanted = dict[tuple[Scheme, Links], list[tuple[Traffic, int]]]
 """Runs by scheme, and by what happens to the links."""
 
 
-async def _measure(missing: Wanted, records: Records, minutes: float) -> None:
+Kept = dict[str, Records]
+"""What is known, by scheme."""
+
+
+def _kept(path: Path) -> Kept:
+    modules = (arrivals, cells, daemons, fairness, flow_peer, measure, runs, tcp_peer)
+    sessions = Records(path, made_by=digest(modules))
+    # Of our engine, TCP and QUIC meet the emulator alone.
+    others = Records(path, made_by=digest(modules, engine=EMULATOR))
+    return {each.name: sessions if each.way == "session" else others for each in SCHEMES}
+
+
+async def _measure(missing: Wanted, kept: Kept, minutes: float) -> None:
     until = time.monotonic() + 60 * minutes
     with Progress() as progress:
         task = progress.add_task("runs", total=sum(map(len, missing.values())))
@@ -65,7 +77,7 @@ async def _measure(missing: Wanted, records: Records, minutes: float) -> None:
                 return
             try:
                 async for found in measure.measure(scheme, wanted, until=until):
-                    records.put(found["key"], found)
+                    kept[scheme.name].put(found["key"], found)
                     progress.advance(task)
             except (OSError, RuntimeError, Error) as error:
                 # The next command tries the rest of them again.
@@ -78,27 +90,24 @@ def main() -> int:
     packets.build()
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
-    records = Records(
-        output / f"runs{'-quick' if arguments.quick else ''}.jsonl",
-        made_by=digest((arrivals, cells, daemons, fairness, flow_peer, measure, runs, tcp_peer)),
-    )
+    kept = _kept(output / f"runs{'-quick' if arguments.quick else ''}.jsonl")
     schemes = [scheme for scheme in SCHEMES if scheme.name in arguments.scheme]
     traffics = [traffic for traffic in TRAFFIC if traffic.name in arguments.traffic]
     if arguments.quick:
         schemes, traffics, arguments.runs = [SCHEMES[0], SCHEMES[-3]], list(QUICK), 1
-    keys: list[str] = []
+    keys: list[tuple[str, str]] = []
     missing: Wanted = {}
     for scheme in schemes:
         for traffic in traffics:
             for number in range(arguments.runs):
                 key = json.dumps([scheme.name, traffic.name, number])
-                keys.append(key)
-                known = records.get(key)
+                keys.append((scheme.name, key))
+                known = kept[scheme.name].get(key)
                 if known is None or known["void"]:
                     group = missing.setdefault((scheme, traffic.links), [])
                     group.append((traffic, number))
-    asyncio.run(_measure(missing, records, arguments.minutes))
-    found = [record for key in keys if (record := records.get(key)) is not None]
+    asyncio.run(_measure(missing, kept, arguments.minutes))
+    found = [record for name, key in keys if (record := kept[name].get(key)) is not None]
     found.sort(key=lambda record: [traffic.name for traffic in traffics].index(record["workload"]))
     console = Console(width=COLUMNS)
     if found:

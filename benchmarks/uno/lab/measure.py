@@ -27,6 +27,7 @@ from benchmarks.uno.lab.cells import (
     NETWORK,
     PREPARED_SECONDS,
     RECEIVER,
+    SENDERS,
     Links,
     Scheme,
     Traffic,
@@ -49,6 +50,7 @@ PATIENCE_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 20.0
 SETTLE_STEP_SECONDS: Final = 0.5
 SETTLED_IDLE: Final = 0.7
+WARMING: Final = Traffic(name="warming", far=2 * SENDERS, near=SENDERS, bytes=2_000_000)
 SESSION_PEER: Final = (sys.executable, "-m", "benchmarks.uno.lab.flow_peer")
 
 
@@ -244,6 +246,9 @@ async def measure(
     """
     traffic, number = wanted[0]
     async with running(scheme, traffic.links, seed=1 + number) as made:
+        if made.daemons:
+            # Each daemon makes its first plans for these paths, and together they use up the cores.
+            await made.run(WARMING, 0)
         for traffic, number in wanted:
             if time.monotonic() > until:
                 return

@@ -115,6 +115,9 @@ pub trait Controller: Debug + Send {
     /// Records that bytes leave, including those of repeated packets.
     fn sent(&mut self, bytes: u64, now: Nanos);
 
+    /// Records that something is to leave after all before it has been acknowledged.
+    fn resumed(&mut self) {}
+
     /// Processes a report of the peer.
     fn reported(&mut self, report: &Report, now: Nanos);
 

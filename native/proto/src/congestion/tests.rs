@@ -542,6 +542,7 @@ fn each_rule_can_be_left_out_by_its_name() {
         "small_start",
         "fast_increase",
         "guarded",
+        "restart",
     ] {
         let without = Rules::DEFAULT.without(rule).expect(rule);
         assert_ne!(without, Rules::DEFAULT, "{rule}");
@@ -668,6 +669,36 @@ fn a_window_of_long_ago_is_halved_each_ten_seconds_and_doubles_back() {
         let unknown = Driven::new(algorithm, FAR).window();
         assert_near(started(algorithm, 10_000_000, 600 * second).window(), unknown);
     }
+}
+
+/// The window, in bytes, with which a near flow begins a message after marks have taken most of it;
+/// `queue`: what the last report of the one before says of the queue.
+fn resumed_window(rules: Rules, queue: Nanos, is_limited: bool) -> f64 {
+    let mut flow = Driven::uno(rules, NEAR).begin();
+    flow.queue = NEAR;
+    flow.run(100 * NEAR, NEAR / 8, 10);
+    assert!(flow.window() < 0.2 * NEAR_PRODUCT, "{}", flow.window());
+    (flow.queue, flow.is_limited) = (queue, is_limited);
+    flow.report(4096, 0);
+    flow.flow.resumed();
+    flow.window()
+}
+
+#[test]
+fn a_message_after_a_rest_begins_as_that_of_a_new_session_unless_there_is_a_queue() {
+    let begun = |queue| resumed_window(Rules::DEFAULT, queue, false) / NEAR_PRODUCT;
+    for queue in [0, NEAR / 4] {
+        assert_near(begun(queue), 1.0);
+    }
+    assert!(begun(NEAR / 3) < 0.2, "a queue");
+    assert!(resumed_window(Rules::DEFAULT, 0, true) < 0.2 * NEAR_PRODUCT, "units waited");
+    let without = Rules::DEFAULT.without("restart").unwrap();
+    assert!(resumed_window(without, 0, false) < 0.2 * NEAR_PRODUCT, "without the rule");
+    let mut wide = Driven::uno(Rules { small_start: false, ..Rules::DEFAULT }, FAR).begin();
+    wide.is_limited = false;
+    wide.report(4096, 0);
+    wide.flow.resumed();
+    assert!((wide.window() / FAR_PRODUCT - 1.0).abs() < 1e-3, "a larger window stays");
 }
 
 #[test]

@@ -44,6 +44,10 @@ const FAST_STEPS_MAX: Nanos = 8;
 /// another one after the link was full.
 const FAST_INCREASE_UNDONE: i32 = 2;
 
+/// A flow that begins again as a new one has found no queue longer than this part of a near round
+/// trip.
+const RESTART_QUEUE_PART: Nanos = 4;
+
 /// Shortest pause after which the window is smaller than before.
 const PAUSE_MIN: Nanos = NANOS_PER_SECOND;
 
@@ -69,6 +73,9 @@ pub struct Rules {
     /// Neither increase nor adapt while something other than the window limits the flow, count
     /// all epochs that a report spans, and cut the window on silence and after long pauses.
     pub guarded: bool,
+    /// After everything sent has been acknowledged and nothing waited, begin with no less than the
+    /// small start, unless the last report showed a queue.
+    pub restart: bool,
 }
 
 impl Rules {
@@ -82,10 +89,16 @@ impl Rules {
         small_start: false,
         fast_increase: false,
         guarded: false,
+        restart: false,
     };
     /// Sealane's rules.
-    pub const DEFAULT: Self =
-        Self { small_start: true, fast_increase: true, guarded: true, ..Self::RELEASED };
+    pub const DEFAULT: Self = Self {
+        small_start: true,
+        fast_increase: true,
+        guarded: true,
+        restart: true,
+        ..Self::RELEASED
+    };
     /// Sealane's rules where switches mark by their real queues: a marked share that falls then
     /// says nothing about the queue, and every mark means a queue.
     pub const REAL_QUEUES: Self = Self { gradient: false, discount: false, ..Self::DEFAULT };
@@ -103,6 +116,7 @@ impl Rules {
             "small_start" => &mut rules.small_start,
             "fast_increase" => &mut rules.fast_increase,
             "guarded" => &mut rules.guarded,
+            "restart" => &mut rules.restart,
             _ => return None,
         } = false;
         Some(rules)
@@ -145,6 +159,8 @@ pub struct Uno {
     last_mark: Nanos,
     /// … and the last packet sent.
     last_sent: Nanos,
+    /// The last report showed neither a queue nor units that wait for the window.
+    is_at_rest: bool,
 }
 
 impl Uno {
@@ -168,6 +184,7 @@ impl Uno {
             finds_queue: false,
             last_mark: now,
             last_sent: now,
+            is_at_rest: false,
             window,
         }
     }
@@ -287,6 +304,12 @@ impl Controller for Uno {
         }
     }
 
+    fn resumed(&mut self) {
+        if self.rules.restart && self.is_at_rest {
+            self.window.restart();
+        }
+    }
+
     fn reported(&mut self, report: &Report, now: Nanos) {
         self.window.measured(report.rtt_least);
         if let Epochs::On { bytes, marked_bytes, .. } = &mut self.epochs {
@@ -335,6 +358,8 @@ impl Controller for Uno {
         if report.bytes == 0 {
             return;
         }
+        let queue = report.rtt.saturating_sub(self.window.base_rtt());
+        self.is_at_rest = !report.is_limited && queue <= self.domain.near_rtt / RESTART_QUEUE_PART;
         let may_grow = report.is_limited || !self.rules.guarded;
         if self.rules.quick_adapt && !self.is_doubling() && may_grow {
             if let Some(arrived) = self.quick_adapt.reported(report, &self.window, now) {

@@ -61,6 +61,11 @@ impl Window {
         self.near_product().max(SMALL_START * self.product())
     }
 
+    /// Makes it no less than what an unknown path starts with.
+    pub fn restart(&mut self) {
+        self.set(self.bytes.max(self.small_bytes()));
+    }
+
     /// Shrinks it because it was not used for this long, no further than to what an unknown path
     /// starts with.
     pub fn age(&mut self, age: Nanos) {

@@ -170,6 +170,13 @@ impl Congestion {
         self.steered.as_ref().is_some_and(|steered| steered.controller.finds_queue())
     }
 
+    /// Records that a unit is to leave after all before it have been acknowledged.
+    pub fn resumed(&mut self) {
+        if let Some(steered) = &mut self.steered {
+            steered.controller.resumed();
+        }
+    }
+
     /// Records that a packet leaves.
     pub fn sent(&mut self, wire_bytes: u64, now: Nanos) {
         if let Some(steered) = &mut self.steered {

@@ -263,10 +263,14 @@ impl Control {
         if paths[path].probe.take().is_some_and(|probe| probe != Probe::Quiet) {
             Frame::Ping.encode(out);
         }
+        let is_acknowledgement = self.round.is_some();
         for reported in paths.in_turn() {
             let Some(Newest { number: newest, at, is_late }) = paths[reported].newest else {
                 continue;
             };
+            if !is_acknowledgement && paths[reported].counted == Some(newest) {
+                continue;
+            }
             if out.len() + PATH_COUNTS_BYTES > start + room / 2 {
                 break;
             }
@@ -274,6 +278,7 @@ impl Control {
             let age_nanos = age.and_then(|age| u32::try_from(age).ok()).unwrap_or(u32::MAX);
             let counts = paths[reported].arrived;
             Frame::PathCounts { path: reported, newest, age_nanos, counts }.encode(out);
+            paths[reported].counted = Some(newest);
         }
         let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES + DRAINING_BYTES;
         if self.close.is_none() {

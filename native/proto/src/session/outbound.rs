@@ -355,6 +355,7 @@ impl Session {
         self.protection.finish(packet, out);
         if !self.sender.has_outstanding() && !pick.is_retransmission {
             self.silent_since = now;
+            self.paths.congestion_mut().resumed();
         }
         let number = self.protection.next_packet_number(path) - 1;
         self.sender.sent(pick, (path, number), now, &mut self.events);

@@ -142,6 +142,8 @@ pub struct Path {
     pub carried_unit_bytes: u16,
     /// The packet with the largest number received.
     pub newest: Option<Newest>,
+    /// The one up to which the peer was told of arrivals: only acknowledgements tell of them again.
+    pub counted: Option<u64>,
     /// The peer's packets that did not arrive …
     pub gaps: Gaps,
     /// … and those that did.
@@ -194,6 +196,7 @@ impl Path {
             probes: Probes::default(),
             carried_unit_bytes: 0,
             newest: None,
+            counted: None,
             gaps: Gaps::new(reordering),
             arrived: PathCounts::default(),
             usual_mark: Ecn::NotEct,

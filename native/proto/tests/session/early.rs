@@ -117,7 +117,9 @@ fn none_goes_to_an_unanswered_path_once_another_has_answered() {
 fn they_take_nothing_from_the_challenges() {
     let challenges = |pair: &mut Pair| sent_to_a_silent_address(pair, 5_000 * MILLISECOND);
     let (units, others) = challenges(&mut with_message(10, 1));
-    assert_eq!((units, challenges(&mut Pair::new(4)).1), (10, others));
+    // What came from there allows a packet more or less.
+    let without = challenges(&mut Pair::new(4)).1;
+    assert!(units == 10 && others.abs_diff(without) <= 1, "{units}, {others} and {without}");
 }
 
 /// The first end after it has got the credit for its message in this way.

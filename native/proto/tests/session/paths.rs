@@ -5,8 +5,8 @@ use sealane_proto::session::{
     CloseReason, CompletionStatus, Event, PATHS_MAX, PathId, PathState, Session, SessionConfig,
 };
 
-use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, path_of, receive, send};
-use crate::statuses;
+use crate::pair::{DELAY, MILLISECOND, Pair, UNIT, config, end_with, path_of, receive, send};
+use crate::{is_unit, statuses};
 
 const LENGTH: u64 = 50_000;
 const OTHER: PathId = PathId(1);
@@ -142,4 +142,22 @@ fn paths_that_all_become_narrow_end_the_session_with_that_reason() {
     for (end, by_peer) in [(0, false), (1, true)] {
         assert_eq!(pair.events[end].last(), Some(&Event::Closed { reason, by_peer }));
     }
+}
+
+#[test]
+fn probes_of_a_sender_that_hears_nothing_repeat_no_counts() {
+    let config = |index| SessionConfig { paths: 4, slots: 16, ..config(index) };
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+    pair.ends[1].post_receive(receive(0, UNIT), 0).unwrap();
+    pair.run(100 * MILLISECOND);
+    pair.ends[0].post_send(send(0, UNIT), pair.now).unwrap();
+    let mut probes = Vec::new();
+    pair.run_filtered(100 * MILLISECOND, |to, datagram| {
+        if to == 1 && !is_unit(datagram) {
+            probes.push(datagram.len());
+        }
+        to == 1
+    });
+    // The counts of four paths have 180 bytes.
+    assert!(probes.len() > 10 && probes[1..].iter().all(|bytes| *bytes < 100), "{probes:?}");
 }

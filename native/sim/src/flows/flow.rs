@@ -186,6 +186,7 @@ impl Flow {
         self.packets[number as usize] = Packet { sent_at: now.max(1), state: State::InFlight };
         if self.in_flight == 0 {
             self.heard_at = now;
+            self.controller.resumed();
         }
         self.in_flight += WINDOW_BYTES;
         self.timeouts.push_back((now.max(1) + self.timeout(), number));

@@ -57,7 +57,7 @@ struct LeanFlows {
     /// When to look at which block of which flow.
     blocks: BinaryHeap<Reverse<(Nanos, u32, u32)>>,
     /// Packets of a chunk of each flow; none if flows don't depend on each other.
-    chunk_packets: Vec<u32>,
+    chunk_packets: Vec<Option<u32>>,
     /// Flows that follow each flow.
     followers: Vec<Vec<u32>>,
     /// When each chunk of each flow had arrived.
@@ -107,10 +107,11 @@ impl LeanFlows {
         };
         let mut flows: Vec<Flow> = cell.flows.iter().map(&mut build).collect();
         let mut wakes = BinaryHeap::with_capacity(flows.len());
-        let packets_of = |chain: &Chain| (chain.chunk_bytes / u64::from(PAYLOAD_BYTES)) as u32;
-        let chunk_packets: Vec<u32> = cell.chains.iter().map(packets_of).collect();
+        let packets_of = |chain: Chain| (chain.chunk_bytes / u64::from(PAYLOAD_BYTES)) as u32;
+        let chunk_packets: Vec<Option<u32>> =
+            cell.chains.iter().map(|chain| chain.map(packets_of)).collect();
         for (flow, packets) in flows.iter_mut().zip(&chunk_packets) {
-            flow.release(*packets);
+            flow.release(packets.unwrap_or(u32::MAX));
         }
         for (index, flow) in (0..).zip(&mut flows) {
             flow.wake_at = flow.setup.start;
@@ -189,7 +190,7 @@ impl LeanFlows {
     /// All packets of a flow below this one have arrived: what waits for its chunks may leave.
     fn chunks_landed(&mut self, flow: u32, end: u32, now: Nanos) {
         let index = flow as usize;
-        let Some(size) = self.chunk_packets.get(index).copied() else { return };
+        let Some(size) = self.chunk_packets.get(index).copied().flatten() else { return };
         let all = self.flows[index].packets();
         let before = self.chunks[index].len();
         while self.chunks[index].len() < all.div_ceil(size) as usize

@@ -63,7 +63,7 @@ impl Code {
 
 /// How a flow depends on another one that ends at its sender: its first chunk leaves at its start,
 /// each other one when the chunk before it has arrived of the other flow. A ring all-reduce consists
-/// of such flows.
+/// of such flows; two that follow each other are requests and answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chain {
     /// Number of the flow that it follows.
@@ -135,8 +135,8 @@ pub struct Cell {
     pub balance: Balance,
     /// Code of the flows between data centres, if they use one.
     pub code: Option<Code>,
-    /// Dependencies of each flow, or of none.
-    pub chains: Vec<Chain>,
+    /// The dependency of each flow, if it has one; empty if none has.
+    pub chains: Vec<Option<Chain>>,
     /// What happens to the network.
     pub changes: Vec<Change>,
     /// Interval at which rates and a queue are observed; 0: never.
@@ -168,9 +168,9 @@ pub enum CellError {
     /// A change names a link or a host that does not exist.
     #[error("there is no {0:?}")]
     Place(Place),
-    /// Flows of chunks need one dependency each, on a flow to their sender, and no code.
+    /// A flow of chunks has to depend on one to its sender, and has no code.
     #[error(
-        "chunks need a dependency for each flow, on a flow to its sender of chunks of as many whole packets, and no code"
+        "a flow of chunks has to depend on one to its sender, of chunks of as many whole packets, and has no code; chains name all flows or none"
     )]
     Chain,
 }
@@ -249,9 +249,11 @@ impl Cell {
     }
 
     fn are_chains_valid(&self) -> bool {
-        let is_valid = |(flow, chain): (&FlowSetup, &Chain)| {
+        let is_valid = |(flow, chain): (&FlowSetup, &Option<Chain>)| {
+            let Some(chain) = chain else { return true };
             let index = chain.follows as usize;
-            let Some((followed, its)) = self.flows.get(index).zip(self.chains.get(index)) else {
+            let Some((followed, Some(its))) = self.flows.get(index).zip(self.chains.get(index))
+            else {
                 return false;
             };
             followed.to == flow.from
@@ -267,7 +269,9 @@ impl Cell {
     fn followers(&self) -> Vec<Vec<u32>> {
         let mut followers = vec![Vec::new(); self.flows.len()];
         for (index, chain) in (0..).zip(&self.chains) {
-            followers[chain.follows as usize].push(index);
+            if let Some(chain) = chain {
+                followers[chain.follows as usize].push(index);
+            }
         }
         followers
     }

@@ -4,7 +4,7 @@
 //! the sessions' paths.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use sealane_proto::aead::Secret;
 use sealane_proto::fabric::{Class, Fabric, NodeId, Packet};
@@ -112,8 +112,10 @@ struct Pair {
     message_bytes: u64,
     /// Messages that may be sent: all, unless something has to arrive before the others.
     released: u64,
-    /// When each message had arrived.
+    /// When each message, and all before it, had arrived …
     arrived: Vec<Nanos>,
+    /// … and those that are there before one in front of them.
+    arrived_early: BTreeSet<u64>,
     lost: bool,
     outcome: FlowOutcome,
     wake_at: [Nanos; 2],
@@ -173,9 +175,12 @@ impl Pair {
             }
         }
         while let Some(event) = self.ends[1].next_event() {
-            if let Event::ReceiveCompleted { status: CompletionStatus::Ok, .. } = event {
-                self.arrived.push(now);
+            if let Event::ReceiveCompleted { status: CompletionStatus::Ok, message, .. } = event {
+                self.arrived_early.insert(message);
             }
+        }
+        while self.arrived_early.remove(&(self.arrived.len() as u64)) {
+            self.arrived.push(now);
         }
         self.post(now);
     }
@@ -262,12 +267,13 @@ impl Sessions {
             };
             let code = setup.code.filter(|_| flow.is_far());
             let coded = |(k, m)| Reliability::ErasureCoded { k, m, depth: 1 };
-            let chain = cell.chains.get(index);
+            let chain = cell.chains.get(index).copied().flatten();
             Pair {
                 setup: *flow,
                 message_bytes: chain.map_or(MESSAGE_BYTES, |chain| chain.chunk_bytes),
                 released: if chain.is_some() { 1 } else { u64::MAX },
                 arrived: Vec::new(),
+                arrived_early: BTreeSet::new(),
                 ends: [end(0), end(1)],
                 reliability: code.map_or(Reliability::SelectiveRepeat, coded),
                 receives: 0,

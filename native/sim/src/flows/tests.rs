@@ -76,6 +76,12 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
+/// Jain's index: 1 if all have the same, 1/n if one has everything.
+fn jain(rates: &[f64]) -> f64 {
+    let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
+    rates.iter().sum::<f64>().powi(2) / (rates.len() as f64 * squares)
+}
+
 fn incast(bytes: u64) -> Vec<FlowSetup> {
     let far = [3, 20, 40, 77].map(|from| flow(from, 240, bytes));
     let near = [130, 150, 170, 200].map(|from| flow(from, 240, bytes));
@@ -161,11 +167,8 @@ fn shares(cell: Cell) -> (f64, f64, u64, u64) {
     let [_, from, to] = &outcome.samples[..] else { panic!("{} samples", outcome.samples.len()) };
     let rates = to.acked_bytes.iter().zip(&from.acked_bytes).map(|(to, from)| (to - from) as f64);
     let rates: Vec<f64> = rates.collect();
-    let sum: f64 = rates.iter().sum();
-    let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
-    let jain = sum * sum / (rates.len() as f64 * squares);
     let queue = from.queued_bytes.max(to.queued_bytes);
-    (jain, mean(&rates[4..]) / mean(&rates[..4]), queue, outcome.overflowed_packets)
+    (jain(&rates), mean(&rates[4..]) / mean(&rates[..4]), queue, outcome.overflowed_packets)
 }
 
 fn uno(rules: Rules) -> Cell {

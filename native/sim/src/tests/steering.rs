@@ -143,8 +143,9 @@ fn a_window_of_one_packet_recovers_when_its_packet_is_lost() {
     lossy.count = 1;
     lossy.message_bytes_min = 100_000;
     lossy.message_bytes_max = 100_000;
-    let outcome = check(&lossy);
-    assert!(outcome.elapsed_nanos < 60_000 * MILLISECOND, "{} ns", outcome.elapsed_nanos);
+    // The end of the session may be lost as well: the peer then waits until it is idle.
+    let taken = check(&lossy).completion_nanos[0].unwrap();
+    assert!(taken < 2_000 * MILLISECOND, "{taken} ns");
 }
 
 #[test]

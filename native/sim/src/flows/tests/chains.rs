@@ -19,7 +19,7 @@ fn ring(hosts: &[u16]) -> Cell {
     Cell {
         congestion: Congestion::Product(Algorithm::Uno(Rules::DEFAULT)),
         balance: Balance::Subflows,
-        chains: (0..count as u32).map(follows).collect(),
+        chains: (0..count as u32).map(follows).map(Some).collect(),
         ..cell(hosts.iter().enumerate().map(flow).collect())
     }
 }
@@ -30,7 +30,7 @@ fn all_arrive_in_order(cell: &Cell, outcome: &CellOutcome) {
     assert!(outcome.flows.iter().all(|flow| flow.finished_at > 0), "{:?}", outcome.flows);
     for (index, (chain, chunks)) in cell.chains.iter().zip(&outcome.chunks).enumerate() {
         assert_eq!(chunks.len(), STEPS as usize);
-        let before = &outcome.chunks[chain.follows as usize];
+        let before = &outcome.chunks[chain.unwrap().follows as usize];
         for (step, (needed, at)) in before.iter().zip(&chunks[1..]).enumerate() {
             assert!(*at >= needed + sending, "chunk {} of worker {index}", step + 1);
         }
@@ -58,6 +58,19 @@ fn a_ring_on_idle_links_takes_little_more_than_its_ways() {
 }
 
 #[test]
+fn requests_and_answers_take_turns_beside_flows_that_depend_on_nothing() {
+    let mut cell = ring(&[130, 150]);
+    cell.flows.push(flow(3, 150, 2 * CHUNK));
+    cell.chains.push(None);
+    for outcome in [run_cell(&cell).unwrap(), run_sessions(&cell, product()).unwrap()] {
+        assert!(outcome.flows.iter().all(|flow| flow.finished_at > 0), "{:?}", outcome.flows);
+        let [requests, answers] = [&outcome.chunks[0], &outcome.chunks[1]];
+        assert_eq!((requests.len(), answers.len()), (STEPS as usize, STEPS as usize));
+        assert!(answers.iter().zip(&requests[1..]).all(|(answer, next)| answer < next));
+    }
+}
+
+#[test]
 fn dependencies_that_make_no_sense_are_refused() {
     let fine = ring(&[130, 150, 170, 200]);
     run_cell(&fine).unwrap();
@@ -66,11 +79,15 @@ fn dependencies_that_make_no_sense_are_refused() {
         change(&mut cell);
         assert_eq!(run_cell(&cell).expect_err("refused"), CellError::Chain);
     };
-    refused(&|cell| cell.chains[1].follows = 4);
-    refused(&|cell| cell.chains[1].follows = 1);
-    refused(&|cell| cell.chains[1].chunk_bytes = 2 * CHUNK);
-    refused(&|cell| cell.chains.iter_mut().for_each(|chain| chain.chunk_bytes = 0));
-    refused(&|cell| cell.chains.iter_mut().for_each(|chain| chain.chunk_bytes = CHUNK + 1));
+    let chains = |cell: &mut Cell, change: &dyn Fn(&mut Chain)| {
+        cell.chains.iter_mut().flatten().for_each(change);
+    };
+    refused(&|cell| cell.chains[1] = Some(Chain { follows: 4, chunk_bytes: CHUNK }));
+    refused(&|cell| cell.chains[1] = Some(Chain { follows: 1, chunk_bytes: CHUNK }));
+    refused(&|cell| cell.chains[1] = Some(Chain { follows: 0, chunk_bytes: 2 * CHUNK }));
+    refused(&|cell| cell.chains[0] = None);
+    refused(&|cell| chains(cell, &|chain| chain.chunk_bytes = 0));
+    refused(&|cell| chains(cell, &|chain| chain.chunk_bytes = CHUNK + 1));
     refused(&|cell| cell.chains.truncate(3));
     refused(&|cell| cell.code = Some(Code { data: 8, parity: 2 }));
 }

@@ -55,11 +55,11 @@ fn joining() -> Vec<FlowSetup> {
     (0..STAYING + LEAVING).map(flow_of).collect()
 }
 
-#[test]
-fn sessions_that_stay_share_ever_more_fairly_after_others_came_and_went() {
+/// Jain's index of the sessions that stay, when the others have left and a hundred round trips later.
+fn shares(seed: u64) -> [f64; 2] {
     let every = 30 * MS;
     let cell = Cell {
-        seed: 1,
+        seed,
         sites: slow_sites(),
         congestion: Congestion::Product(Algorithm::Uno(Rules::DEFAULT)),
         balance: Balance::Subflows,
@@ -71,17 +71,20 @@ fn sessions_that_stay_share_ever_more_fairly_after_others_came_and_went() {
     let stay = usize::from(STAYING);
     let left = outcome.flows[stay..].iter().map(|flow| flow.finished_at);
     assert!(left.clone().all(|at| at > 0 && at < CALM), "{:?}", left.collect::<Vec<Nanos>>());
-    let jain = |from: usize, to: usize| {
+    let share = |from: usize, to: usize| {
         let bytes = |at: usize| &outcome.samples[at].acked_bytes[..stay];
         let rates = bytes(to).iter().zip(bytes(from)).map(|(to, from)| (to - from) as f64);
-        let rates: Vec<f64> = rates.collect();
-        let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
-        let sum: f64 = rates.iter().sum();
-        (sum * sum / (rates.len() as f64 * squares), rates)
+        jain(&rates.collect::<Vec<f64>>())
     };
     let last = outcome.samples.len() - 1;
     let calm = (CALM / every) as usize;
-    let (before, _) = jain(calm - 1, calm);
-    let (found, rates) = jain(last - 3, last);
-    assert!(found > 0.8 && found > before + 0.05, "{before}, then {found}: {rates:?}, seed 1");
+    [share(calm - 1, calm), share(last - 3, last)]
+}
+
+#[test]
+fn sessions_that_stay_share_ever_more_fairly_after_others_came_and_went() {
+    // Windows of few packets: a seed alone says little.
+    let found = [1, 2, 3].map(shares);
+    let [before, after] = [0, 1].map(|when| mean(&found.map(|each| each[when])));
+    assert!(after > 0.75 && after > before + 0.05, "{found:.3?}");
 }
