@@ -120,8 +120,8 @@ async def keep_planned(
     A plan costs up to seconds of processor time. So none is made for an end that sends nothing:
     with `waits_for_data` the first one when data has left, and a new one only when more has.
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    `caution`, `message_bytes_max`: as for `plan`. `path_count`: paths whose losses are independent, as far as they are
-    validated. `measured` gets each estimate, and the number of packets that it is based on.
+    `caution`, `message_bytes_max`: as for `plan`. `path_count`: paths whose losses are independent,
+    as far as they are validated. `measured` gets each estimate, and the number of packets that it is based on.
     """
     given_up = threading.Event()
 

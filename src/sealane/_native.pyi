@@ -603,9 +603,9 @@ def simulate_flows(
     those to a border switch, and `wan` each of the `wan_links` links between the data centres.
     `congestion` names the controller of all flows, `without` rules of it to leave out; flows
     between the data centres use the erasure code `code`. With `chains` (flow that it follows, bytes
-    of a chunk; for each flow, or None) a flow's first chunk leaves at its start, each other one when
-    the chunk before it has arrived of the flow that it follows, which ends at its sender. `outages` are
-    (link, start, end) of links that leave the first data centre.
+    of a chunk; for each flow, or None) a flow's first chunk leaves at its start, each other one
+    when the chunk before it has arrived of the flow that it follows, which ends at its sender.
+    `outages` are (link, start, end) of links that leave the first data centre.
 
     Raises ValueError for a cell that cannot be run, naming the value and the range.
     """

@@ -48,6 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def planned(
     path: Path,
     objective: Objective = Objective.MEAN,
+    *,
     caution: float = 0.0,
     budget: float = PARITY_BUDGET,
     message_bytes_max: int = SIZE_MAX,
