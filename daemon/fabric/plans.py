@@ -121,7 +121,8 @@ async def keep_planned(
     with `waits_for_data` the first one when data has left, and a new one only when more has.
     Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
     `caution`, `message_bytes_max`: as for `plan`. `path_count`: paths whose losses are independent,
-    as far as they are validated. `measured` gets each estimate, and the number of packets that it is based on.
+    as far as they are validated. `measured` gets each estimate, and the number of packets that it
+    is based on.
     """
     given_up = threading.Event()
 
