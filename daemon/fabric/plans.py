@@ -24,6 +24,8 @@ from sealane.planning.planner import (
     Plan,
     Planner,
     burst_packets,
+    row_length,
+    row_lengths,
 )
 
 INTERVAL_SECONDS = 1.0
@@ -50,6 +52,12 @@ class Planned(Protocol):
 
     def statistics(self) -> dict[str, int]:
         """Return the session's counters."""
+
+    def message_sizes(self) -> int:
+        """Return the lengths of the messages that follow the plan, as bits.
+
+        Bit b: one has had at most 2^b bytes and more than half of that.
+        """
 
     def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         """Put rows of (length_max, k, m, depth, nanoseconds before parity) into force."""
@@ -101,6 +109,15 @@ class _PathCount:
         return min(self._counts)
 
 
+def _lengths(session: Planned, message_bytes_max: int) -> tuple[int, ...]:
+    """Return the `length_max` of the rows for a session's messages, before the first one of all."""
+    sizes = session.message_sizes()
+    if not sizes:
+        return row_lengths(message_bytes_max)
+    sent = (1 << bit for bit in range(sizes.bit_length()) if sizes >> bit & 1)
+    return tuple(sorted({row_length(size) for size in sent}))
+
+
 async def keep_planned(
     session: Planned,
     *,
@@ -117,12 +134,13 @@ async def keep_planned(
 ) -> None:
     """Install a plan for the assumed loss, and a new one whenever the path proves different.
 
-    A plan costs up to seconds of processor time. So none is made for an end that sends nothing:
-    with `waits_for_data` the first one when data has left, and a new one only when more has.
-    Returns when the session is closed. Then, or when cancelled, it abandons a plan in progress.
-    `caution`, `message_bytes_max`: as for `plan`. `path_count`: paths whose losses are independent,
-    as far as they are validated. `measured` gets each estimate, and the number of packets that it
-    is based on.
+    A row of it costs up to a second of processor time. So it has rows for the lengths of messages
+    that were sent, before the first one for all up to `message_bytes_max`, and none is made for an
+    end that sends nothing: with `waits_for_data` the first one when data has left, and a new one
+    only when more has. Returns when the session is closed. Then, or when cancelled, it abandons a
+    plan in progress. `caution`: as for `plan`. `path_count`: paths whose losses are independent, as
+    far as they are validated. `measured` gets each estimate, and the number of packets that it is
+    based on.
     """
     given_up = threading.Event()
 
@@ -146,12 +164,7 @@ async def keep_planned(
     try:
         async with asyncio.TaskGroup() as tasks:
             make = functools.partial(
-                Planner,
-                path,
-                Objective(objective),
-                caution=caution,
-                message_bytes_max=message_bytes_max,
-                check=check,
+                Planner, path, Objective(objective), caution=caution, check=check
             )
             keeping = tasks.create_task(
                 _keep(
@@ -162,6 +175,7 @@ async def keep_planned(
                     estimator=LossEstimator(path.unit_seconds),
                     waits_for_data=waits_for_data,
                     paths=paths,
+                    message_bytes_max=message_bytes_max,
                     measured=measured,
                 )
             )
@@ -185,13 +199,15 @@ async def _keep(
     estimator: LossEstimator,
     waits_for_data: bool,
     paths: _PathCount,
+    message_bytes_max: int,
     measured: Callable[[PathLoss, float], None],
 ) -> None:
     planner: Planner | None = None
     sent = 0
     while True:
         if planner is None and (sent or not waits_for_data):
-            planner = await asyncio.to_thread(make, estimator=estimator)
+            lengths = _lengths(session, message_bytes_max)
+            planner = await asyncio.to_thread(make, estimator=estimator, lengths=lengths)
             _install(session, planner)
         await asyncio.sleep(interval_seconds)
         statistics = session.statistics()
@@ -208,7 +224,8 @@ async def _keep(
         has_sent, sent = statistics["data_packets_sent"] > sent, statistics["data_packets_sent"]
         if planner is None:
             continue
-        update = functools.partial(planner.update, counters.round_trip_seconds, count)
+        lengths = _lengths(session, message_bytes_max)
+        update = functools.partial(planner.update, counters.round_trip_seconds, count, lengths)
         if has_sent and await asyncio.to_thread(update) is not None:
             _install(session, planner)
         else:

@@ -199,6 +199,14 @@ class Session:
         endpoint = self._endpoint
         return self._last_statistics if endpoint is None else endpoint.statistics()
 
+    def message_sizes(self) -> int:
+        """Return the lengths of the messages that follow the plan, as bits; 0 if closed.
+
+        Bit b: one has had at most 2^b bytes and more than half of that. For any thread.
+        """
+        endpoint = self._endpoint
+        return 0 if endpoint is None else endpoint.message_sizes()
+
     def paths(self) -> list[PathReport]:
         """Return the state of each path; of a closed session, the last one. For any thread."""
         endpoint = self._endpoint

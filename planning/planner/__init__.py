@@ -9,7 +9,10 @@ from sealane.planning.planner.choice import (
     PlanRow,
     evaluate,
     plan,
+    plan_row,
     rank,
+    row_length,
+    row_lengths,
     scheme_text,
     why,
 )
@@ -35,7 +38,10 @@ __all__ = [
     "burst_packets",
     "evaluate",
     "plan",
+    "plan_row",
     "rank",
+    "row_length",
+    "row_lengths",
     "scheme_text",
     "why",
 ]

@@ -6,9 +6,8 @@ installs its rows (`SessionEndpoint.install_plan`).
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 from sealane.errors import UsageError
@@ -240,39 +239,72 @@ def plan(
     parity_budget: float = PARITY_BUDGET,
     *,
     caution: float = 0.0,
-    message_bytes_max: int = SIZE_MAX,
+    lengths: Sequence[int] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
     """Choose a scheme for every size: a row per power of two, with equal neighbours merged.
 
-    `caution`: with AUTO, the least loss that is assumed for messages sent within a round trip.
-    No message is longer than `message_bytes_max`. Takes seconds of CPU time for long messages at
-    high losses; `check` and errors as in `rank`.
+    `lengths`: only rows for messages of up to these, in ascending order. The other arguments and
+    errors are those of `plan_row`. Takes seconds of CPU time for high losses and long messages.
     """
-    careful = replace(path, loss=replace(path.loss, rate=max(path.loss.rate, caution)))
-    rows: list[PlanRow] = []
-    for length_max in _sizes(message_bytes_max):
-        wanted = objective.of(path, length_max)
-        # For the mean, evaluate in the middle of the row, on a logarithmic scale. Quantiles jump,
-        # and lengths are mostly powers of two, so evaluate those at the row's end.
-        length = length_max / math.sqrt(2) if wanted is Objective.MEAN else length_max
-        at = careful if (objective, wanted) == (Objective.AUTO, Objective.P99) else path
-        scheme = _choose(at, round(length), wanted, parity_budget, check)
-        k, m, depth = code_of(scheme)
-        gap = scheme.gap_seconds if isinstance(scheme, ErasureCoded) else 0.0
-        row = PlanRow(
-            length_max=length_max, k=k, m=m, depth=depth, parity_gap_nanos=round(gap * 1e9)
-        )
-        if rows and replace(rows[-1], length_max=length_max) == row:
-            rows.pop()
-        rows.append(row)
+    rows = [
+        plan_row(path, length, objective, parity_budget, caution=caution, check=check)
+        for length in lengths or row_lengths()
+    ]
     return Plan(
         path=path,
         objective=objective,
         parity_budget=parity_budget,
         caution=caution,
-        rows=tuple(rows),
+        rows=merged(rows),
     )
+
+
+def plan_row(
+    path: Path,
+    length_max: int,
+    objective: Objective = Objective.MEAN,
+    parity_budget: float = PARITY_BUDGET,
+    *,
+    caution: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+) -> PlanRow:
+    """Choose the scheme for messages of more than half of `length_max` bytes, and up to that.
+
+    `caution`: with AUTO, the least loss that is assumed for messages sent within a round trip.
+    `check` and errors as in `rank`.
+    """
+    wanted = objective.of(path, length_max)
+    if (objective, wanted) == (Objective.AUTO, Objective.P99):
+        path = replace(path, loss=replace(path.loss, rate=max(path.loss.rate, caution)))
+    # For the mean, evaluate in the middle of the row, on a logarithmic scale. Quantiles jump, and
+    # lengths are mostly powers of two, so evaluate those at the row's end.
+    length = length_max / math.sqrt(2) if wanted is Objective.MEAN else length_max
+    scheme = _choose(path, round(length), wanted, parity_budget, check)
+    k, m, depth = code_of(scheme)
+    gap = scheme.gap_seconds if isinstance(scheme, ErasureCoded) else 0.0
+    return PlanRow(length_max=length_max, k=k, m=m, depth=depth, parity_gap_nanos=round(gap * 1e9))
+
+
+def merged(rows: Iterable[PlanRow]) -> tuple[PlanRow, ...]:
+    """Return the rows without those that are followed by an equal one for longer messages."""
+    found: list[PlanRow] = []
+    for row in rows:
+        if found and replace(found[-1], length_max=row.length_max) == row:
+            found.pop()
+        found.append(row)
+    return tuple(found)
+
+
+def row_lengths(message_bytes_max: int = SIZE_MAX) -> tuple[int, ...]:
+    """Return the `length_max` of all rows that messages of up to so many bytes need."""
+    longest = row_length(message_bytes_max)
+    return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, longest.bit_length()))
+
+
+def row_length(message_bytes: int) -> int:
+    """Return the `length_max` of the row for a message."""
+    return int(1 << (max(SIZE_MIN, min(message_bytes, SIZE_MAX)) - 1).bit_length())
 
 
 def _choose(
@@ -346,18 +378,6 @@ def check_budget(parity_budget: float) -> None:
         raise UsageError(
             "plan.budget.range", f"parity budget {parity_budget}; allowed: from 0 to 1"
         )
-
-
-def longest_row(message_bytes_max: int) -> int:
-    """Return `length_max` of the last row of a plan for messages of up to so many bytes."""
-    most = max(SIZE_MIN, min(message_bytes_max, SIZE_MAX))
-    return int(1 << (most - 1).bit_length())
-
-
-@lru_cache
-def _sizes(message_bytes_max: int) -> tuple[int, ...]:
-    longest = longest_row(message_bytes_max)
-    return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, longest.bit_length()))
 
 
 def _first(found: Sequence[Candidate], objective: Objective) -> Candidate:

@@ -8,13 +8,13 @@ drops says nothing.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Final
 
 from sealane.planning.model import Loss, Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner.choice import PARITY_BUDGET, SIZE_MAX, Objective, Plan
+from sealane.planning.planner.choice import PARITY_BUDGET, Objective, Plan, row_lengths
 from sealane.planning.planner.shared import shared_plan
 
 QUANTILE: Final = 1.96
@@ -270,32 +270,32 @@ class Planner:
         parity_budget: float = PARITY_BUDGET,
         *,
         caution: float = 0.0,
-        message_bytes_max: int = SIZE_MAX,
+        lengths: Sequence[int] | None = None,
         estimator: LossEstimator | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the first plan; `caution`, `message_bytes_max`, `check` and errors as in `plan`.
+        """Make the first plan; `caution`, `lengths`, `check` and errors as in `plan`.
 
         `estimator` may have observed the path already. `caution` falls as packets arrive: to the
         estimator's upper bound.
         """
         self.estimator = estimator or LossEstimator(path.unit_seconds)
+        self._lengths = tuple(lengths or row_lengths())
         self._plan = functools.partial(
-            shared_plan,
-            objective=objective,
-            parity_budget=parity_budget,
-            message_bytes_max=message_bytes_max,
-            check=check,
+            shared_plan, objective=objective, parity_budget=parity_budget, check=check
         )
-        self.plan = self._plan(path, caution=caution)
+        self.plan = self._plan(path, caution=caution, lengths=self._lengths)
 
     def update(
-        self, round_trip_seconds: float | None = None, count: int | None = None
+        self,
+        round_trip_seconds: float | None = None,
+        count: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Plan | None:
         """Return a new plan if loss, round trip or caution are far from the plan's, else None.
 
         `round_trip_seconds`: the path's round trip without queues; `count`: the number of paths
-        whose losses are independent. None: as planned.
+        whose losses are independent; `lengths`: of the rows. None: as planned.
         """
         path = self.plan.path
         found, planned = self.estimator.estimate, path.loss
@@ -311,9 +311,11 @@ class Planner:
         rate_high = self.estimator.rate_high
         if rate_high * CHANGE < caution:
             caution = rate_high
-        if path is self.plan.path and caution == self.plan.caution:
+        wanted = self._lengths if lengths is None else tuple(lengths)
+        if (path, caution, wanted) == (self.plan.path, self.plan.caution, self._lengths):
             return None
-        self.plan = self._plan(path, caution=caution)
+        self._lengths = wanted
+        self.plan = self._plan(path, caution=caution, lengths=wanted)
         return self.plan
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,6 +31,7 @@ class FakeSession:
     def __init__(self, looks: int, **added: int) -> None:
         self.outlook: Outlook | None = None
         self.installed: list[list[tuple[int, int, int, int, int]]] = []
+        self.sizes: Iterator[int] = itertools.repeat(0)
         self._looks = looks
         self._closed = asyncio.Event()
         self._added = {"data_packets_sent": added.get("clear_packets", 0)} | added
@@ -57,6 +59,9 @@ class FakeSession:
         for name, value in self._added.items():
             self._counters[name] += value
         return {**self._counters, "srtt_nanos": 25_000_000}
+
+    def message_sizes(self) -> int:
+        return next(self.sizes)
 
     def install_plan(self, rows: list[tuple[int, int, int, int, int]]) -> None:
         self.installed.append(rows)
@@ -102,6 +107,22 @@ async def test_the_assumption_is_planned_for_at_once() -> None:
     assert is_coded(lossy.installed[0], 1 << 20)
     assert lossy.outlook is not None
     assert lossy.outlook.plan.path.round_trip_seconds == 0.025
+
+
+async def test_rows_are_made_for_the_lengths_that_were_sent() -> None:
+    session = FakeSession(8, data_packets_sent=1)
+    session.sizes = itertools.chain([0, 1 << 16, 1 << 16], itertools.repeat(1 << 3 | 1 << 16))
+    await keep_planned(
+        session,
+        rate_bits_per_second=RATE,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-2),
+        message_bytes_max=1 << 18,
+        interval_seconds=INTERVAL,
+    )
+    lengths = [[length for length, *_ in rows] for rows in session.installed]
+    assert lengths[0][-1] == 1 << 18
+    assert lengths[1:] == [[1 << 16], [1 << 12, 1 << 16]]
 
 
 async def test_the_operator_says_what_is_to_be_small() -> None:

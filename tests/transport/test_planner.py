@@ -26,6 +26,8 @@ from sealane.planning.planner import (
     evaluate,
     plan,
     rank,
+    row_length,
+    row_lengths,
     why,
 )
 from sealane.planning.planner.choice import GAP_SECONDS_MAX, candidates, code_of
@@ -238,14 +240,29 @@ def test_rows_rise_and_neighbours_differ() -> None:
 
 
 @pytest.mark.parametrize(("most", "last"), [(1, 4096), (4096, 4096), (5 * MIB, 8 * MIB)])
-def test_nothing_is_planned_for_messages_longer_than_any(most: int, last: int) -> None:
-    path = long_path(1e-3)
-    rows = plan(path, message_bytes_max=most).rows
+def test_rows_go_to_the_longest_message(most: int, last: int) -> None:
+    assert row_length(most) == last
+    lengths = row_lengths(most)
+    assert lengths[-1] == last
+    assert all(b == 2 * a for a, b in itertools.pairwise([4096, *lengths[1:]]))
 
-    assert rows[-1].length_max == last
-    whole = plan(path).rows
-    assert rows[:-1] == whole[: len(rows) - 1]
-    assert rows[-1].scheme == next(row.scheme for row in whole if row.length_max >= last)
+
+def test_a_plan_has_rows_for_the_lengths_that_are_wanted() -> None:
+    path = long_path(1e-3)
+    whole, some = plan(path), plan(path, lengths=(64 << 10, 8 * MIB))
+    assert [row.length_max for row in some.rows] == [64 << 10, 8 * MIB]
+    assert [row.scheme for row in some.rows] == [
+        whole.row(64 << 10).scheme,
+        whole.row(8 * MIB).scheme,
+    ]
+
+
+def test_a_length_that_was_not_sent_before_makes_a_plan() -> None:
+    planner = Planner(long_path(1e-3), lengths=(64 << 10,))
+    assert planner.update(lengths=(64 << 10,)) is None
+    found = planner.update(lengths=(64 << 10, 8 * MIB))
+    assert found is planner.plan
+    assert found.rows[-1].length_max == 8 * MIB
 
 
 def test_reasons_name_what_decided() -> None:

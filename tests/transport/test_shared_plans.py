@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
@@ -11,11 +11,12 @@ from sealane.planning.model import Loss, Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
 from sealane.planning.planner import (
     PARITY_BUDGET,
-    SIZE_MAX,
     Objective,
     Plan,
+    PlanRow,
     evaluate,
     plan,
+    plan_row,
     rank,
     shared,
 )
@@ -29,19 +30,20 @@ PATH = Path(
     unit_bytes=1400,
 )
 KIB = 1 << 10
+LENGTH = 64 * KIB
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Paths that plans were made for, with no plan made before."""
+    """Paths that rows were made for, with no row made before."""
     paths: list[Path] = []
 
-    def counted(path: Path, *arguments: Any, **named: Any) -> Plan:
+    def counted(path: Path, *arguments: Any, **named: Any) -> PlanRow:
         paths.append(path)
-        return plan(path, *arguments, **named)
+        return plan_row(path, *arguments, **named)
 
     shared._made.cache_clear()
-    monkeypatch.setattr(shared, "plan", counted)
+    monkeypatch.setattr(shared, "plan_row", counted)
     return paths
 
 
@@ -51,17 +53,10 @@ def planned(
     *,
     caution: float = 0.0,
     budget: float = PARITY_BUDGET,
-    message_bytes_max: int = SIZE_MAX,
+    lengths: Sequence[int] = (LENGTH,),
     check: Callable[[], None] = lambda: None,
 ) -> Plan:
-    return shared_plan(
-        path,
-        objective,
-        budget,
-        caution=caution,
-        message_bytes_max=message_bytes_max,
-        check=check,
-    )
+    return shared_plan(path, objective, budget, caution=caution, lengths=lengths, check=check)
 
 
 def like(factor: float) -> Path:
@@ -91,7 +86,7 @@ def test_sessions_of_a_path_share_one_plan_and_keep_what_each_has_measured(
         lambda: planned(PATH, Objective.P99),
         lambda: planned(PATH, caution=0.01),
         lambda: planned(PATH, budget=0.1),
-        lambda: planned(PATH, message_bytes_max=64 * KIB),
+        lambda: planned(PATH, lengths=(2 * LENGTH,)),
     ],
 )
 def test_another_path_objective_or_caution_has_another_plan(
@@ -102,10 +97,11 @@ def test_another_path_objective_or_caution_has_another_plan(
     assert len(made) == 2
 
 
-def test_regions_of_nearly_one_size_share_a_plan(made: list[Path]) -> None:
-    rows = [planned(PATH, message_bytes_max=size * KIB).rows for size in (33, 50, 64)]
-    assert len(made) == 1
-    assert rows[0][-1].length_max == 64 * KIB
+def test_a_plan_for_one_more_length_makes_one_more_row(made: list[Path]) -> None:
+    planned(PATH, lengths=(LENGTH, 4 * LENGTH))
+    rows = planned(PATH, lengths=(LENGTH, 2 * LENGTH, 4 * LENGTH)).rows
+    assert len(made) == 3
+    assert rows[-1].length_max == 4 * LENGTH
 
 
 def test_no_loss_and_the_largest_planned_loss_are_not_rounded(
@@ -127,8 +123,9 @@ def test_a_shared_plan_is_nearly_as_good_as_the_best_scheme(number: int) -> None
         loss=Loss(rate=10 ** random.uniform(-5, -2), burst_packets=random.choice([1.0, 4.0, 20.0])),
         unit_bytes=4096,
     )
-    rows = planned(path, Objective.P99)
-    for size in (64 * KIB, 4096 * KIB):
+    sizes = (64 * KIB, 4096 * KIB)
+    rows = planned(path, Objective.P99, lengths=sizes)
+    for size in sizes:
         best = rank(path, size, Objective.P99)[0]
         chosen = evaluate(path, size, rows.row(size).scheme)
         assert chosen.p99 <= 1.1 * best.p99, (path, size)
@@ -151,7 +148,7 @@ def test_a_plan_that_one_session_abandons_is_made_for_another(made: list[Path]) 
         assert has_begun.wait(10)
         second = pool.submit(planned, PATH)
         given_up.set()
-        assert second.result().rows == plan(PATH, Objective.MEAN).rows
+        assert second.result().rows == plan(PATH, Objective.MEAN, lengths=(LENGTH,)).rows
         with pytest.raises(_AbandonedError):
             first.result()
     assert len(made) == 2

@@ -378,6 +378,10 @@ impl SessionEndpoint {
         statistics_dict(py, &self.figures.statistics())
     }
 
+    fn message_sizes(&self) -> u64 {
+        self.figures.message_sizes()
+    }
+
     fn paths<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         self.figures.paths().iter().map(|path| path_dict(py, path)).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -232,6 +232,7 @@ impl Endpoint {
             end: Mutex::new(None),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
+            message_sizes: AtomicU64::new(0),
             unit_bytes: AtomicU16::new(config.unit_bytes),
             paths: Mutex::new(Vec::new()),
             sends: Latencies::new(&latency::SENDS),

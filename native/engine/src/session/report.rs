@@ -2,7 +2,7 @@
 //! and doorbell.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use sealane_proto::link::Nanos;
@@ -42,6 +42,8 @@ pub(super) struct Report {
     pub(super) end: Mutex<Option<String>>,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
+    /// See [`Figures::message_sizes`].
+    pub(super) message_sizes: AtomicU64,
     /// How long its sends took.
     pub(super) sends: Latencies<1>,
     /// The current unit; final once the session is established.
@@ -68,6 +70,12 @@ impl Figures {
     /// The counters, in the order of `statistics::names`; empty before the start.
     pub fn statistics(&self) -> Vec<u64> {
         self.0.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lengths of the messages so far for which the plan chose: bit b stands for up to 2^b bytes and
+    /// more than half of that.
+    pub fn message_sizes(&self) -> u64 {
+        self.0.message_sizes.load(Ordering::Relaxed)
     }
 
     /// The latest report about each path; empty before the start.
@@ -103,6 +111,7 @@ impl Worker {
         self.progress.published = time;
         let values = values(&self.session.statistics(), &self.counters());
         self.memory.ring.publish_statistics(&values);
+        self.report.message_sizes.store(self.session.message_sizes(), Ordering::Relaxed);
         *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
         let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.clear();

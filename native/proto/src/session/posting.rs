@@ -16,6 +16,8 @@ impl Session {
         let mut parity_gap = 0;
         if request.reliability == Reliability::Auto {
             (request.reliability, parity_gap) = self.plan.choose(request.length);
+            let bits = u64::BITS - request.length.saturating_sub(1).leading_zeros();
+            self.message_sizes |= 1_u64.checked_shl(bits).unwrap_or(1 << (u64::BITS - 1));
         }
         if !self.sender.has_new() {
             self.pacer.restart(now);
@@ -81,6 +83,13 @@ impl Session {
         self.receiver.complete(message, &mut self.events)?;
         self.refresh_notices(now);
         Ok(())
+    }
+
+    /// Lengths of the messages so far for which the plan chose: bit b stands for up to 2^b bytes and
+    /// more than half of that.
+    #[must_use]
+    pub fn message_sizes(&self) -> u64 {
+        self.message_sizes
     }
 
     /// Sets the plan for later sends that leave the scheme open.

@@ -316,6 +316,20 @@ fn interleaved_blocks_share_a_burst_of_losses() {
 }
 
 #[test]
+fn the_lengths_that_follow_the_plan_are_known() {
+    let mut pair = Pair::new(4);
+    let mut sizes = |reliability, length| {
+        let request = SendRequest { reliability, ..send(0, length) };
+        pair.ends[0].post_send(request, 0).unwrap();
+        pair.ends[0].message_sizes()
+    };
+    assert_eq!(sizes(Reliability::SelectiveRepeat, 4096), 0);
+    assert_eq!(sizes(Reliability::Auto, 0), 1);
+    assert_eq!(sizes(Reliability::Auto, 4096), 1 | 1 << 12);
+    assert_eq!(sizes(Reliability::Auto, 4097), 1 | 1 << 12 | 1 << 13);
+}
+
+#[test]
 fn a_plan_decides_for_sends_that_leave_the_scheme_open() {
     let mut pair = Pair::established(8);
     let coded = Reliability::ErasureCoded { k: 4, m: 1, depth: 2 };
