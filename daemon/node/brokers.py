@@ -33,7 +33,7 @@ class Brokers:
     async def call(self, call: Callable[[grpc.aio.Channel], Awaitable[_Result]]) -> _Result:
         """Make `call` at one broker after another until one can answer it.
 
-        If none can, raise the UnavailableError of the first one. A call that is refused because of
+        If none can, raise UnavailableError with what each said. A call that is refused because of
         a new policy is repeated once this node has attested under that policy.
         """
         leaf = self._identity.certificate
@@ -62,9 +62,10 @@ class Brokers:
                 continue
             self._preferred = which
             return answer
-        for other in failures[1:]:
-            failures[0].add_note(f"and then: {other}")
-        raise failures[0]
+        if len(failures) == 1:
+            raise failures[0]
+        first = failures[0]
+        raise type(first)(first.reason, "; ".join(map(str, failures))) from first
 
     async def _attest_if_due(self, made: object) -> None:
         """Attest again if the broker reports that this will soon be necessary."""
