@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from sealane.daemon.fabric.known_paths import PathLoss
+from sealane.daemon.fabric.planning_budget import PlanningBudget
 from sealane.planning.model import Loss, Path
 from sealane.planning.packet import PACKET_OVERHEAD_BYTES
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
@@ -130,6 +131,7 @@ async def keep_planned(
     waits_for_data: bool = False,
     path_count: int = 1,
     interval_seconds: float = INTERVAL_SECONDS,
+    budget: PlanningBudget | None = None,
     measured: Callable[[PathLoss, float], None] = lambda *_: None,
 ) -> None:
     """Install a plan for the assumed loss, and a new one whenever the path proves different.
@@ -139,8 +141,8 @@ async def keep_planned(
     end that sends nothing: with `waits_for_data` the first one when data has left, and a new one
     only when more has. Returns when the session is closed. Then, or when cancelled, it abandons a
     plan in progress. `caution`: as for `plan`. `path_count`: paths whose losses are independent, as
-    far as they are validated. `measured` gets each estimate, and the number of packets that it is
-    based on.
+    far as they are validated. `budget`: of all sessions together. `measured` gets each estimate,
+    and the number of packets that it is based on.
     """
     given_up = threading.Event()
 
@@ -176,6 +178,7 @@ async def keep_planned(
                     waits_for_data=waits_for_data,
                     paths=paths,
                     message_bytes_max=message_bytes_max,
+                    budget=budget or PlanningBudget(),
                     measured=measured,
                 )
             )
@@ -200,6 +203,7 @@ async def _keep(
     waits_for_data: bool,
     paths: _PathCount,
     message_bytes_max: int,
+    budget: PlanningBudget,
     measured: Callable[[PathLoss, float], None],
 ) -> None:
     planner: Planner | None = None
@@ -207,7 +211,8 @@ async def _keep(
     while True:
         if planner is None and (sent or not waits_for_data):
             lengths = _lengths(session, message_bytes_max)
-            planner = await asyncio.to_thread(make, estimator=estimator, lengths=lengths)
+            first = functools.partial(make, estimator=estimator, lengths=lengths)
+            planner = await asyncio.to_thread(budget.run, first)
             _install(session, planner)
         await asyncio.sleep(interval_seconds)
         statistics = session.statistics()
@@ -226,7 +231,8 @@ async def _keep(
             continue
         lengths = _lengths(session, message_bytes_max)
         update = functools.partial(planner.update, counters.round_trip_seconds, count, lengths)
-        if has_sent and await asyncio.to_thread(update) is not None:
+        may_renew = has_sent and budget.allows_renewal()
+        if may_renew and await asyncio.to_thread(budget.run, update) is not None:
             _install(session, planner)
         else:
             session.outlook = Outlook(plan=planner.plan, estimate=estimate)

@@ -9,6 +9,7 @@ import importlib
 from typing import Final
 
 from sealane.daemon.fabric.known_paths import PathLoss, PathLosses
+from sealane.daemon.fabric.planning_budget import PlanningBudget
 from sealane.daemon.fabric.session import Session
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.planning.first_plan import UNKNOWN_LOSS, first_rows
@@ -22,6 +23,7 @@ class SessionPlans:
 
     def __init__(self, settings: FabricSettings) -> None:
         self.losses = PathLosses()
+        self._budget = PlanningBudget()
         self._settings = settings
 
     def begin(self, session: Session) -> None:
@@ -57,6 +59,7 @@ class SessionPlans:
             waits_for_data=is_careful,
             # Paths to one host may share all of their way.
             path_count=len(path.hosts),
+            budget=self._budget,
             measured=functools.partial(self.losses.note, path),
         )
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from sealane.daemon.fabric import plans
 from sealane.daemon.fabric.known_paths import PathLoss
+from sealane.daemon.fabric.planning_budget import PlanningBudget
 from sealane.daemon.fabric.plans import (
     LEAST_READS,
     PATH_READS,
@@ -23,6 +26,7 @@ from sealane.planning.model import Loss, Path
 
 RATE = 1_000_000_000
 INTERVAL = 0.001
+ENDLESS = PlanningBudget(lambda: math.inf)
 
 
 class FakeSession:
@@ -92,6 +96,7 @@ async def planned(
         objective=objective,
         waits_for_data=waits_for_data,
         interval_seconds=INTERVAL,
+        budget=ENDLESS,
     )
     return session
 
@@ -119,10 +124,46 @@ async def test_rows_are_made_for_the_lengths_that_were_sent() -> None:
         assumed=PathLoss(rate=1e-2),
         message_bytes_max=1 << 18,
         interval_seconds=INTERVAL,
+        budget=ENDLESS,
     )
     lengths = [[length for length, *_ in rows] for rows in session.installed]
     assert lengths[0][-1] == 1 << 18
     assert lengths[1:] == [[1 << 16], [1 << 12, 1 << 16]]
+
+
+def test_renewals_take_an_eighth_of_a_processor() -> None:
+    now = [100.0]
+    budget = PlanningBudget(lambda: now[0])
+    assert budget.allows_renewal()
+
+    def burn() -> float:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.02:
+            pass
+        return time.thread_time() - begun
+
+    spent = budget.run(burn)
+    now[0] += 6.9 * spent
+    assert not budget.allows_renewal()
+    now[0] += 0.2 * spent + 0.01
+    assert budget.allows_renewal()
+
+
+async def test_no_plan_is_renewed_beyond_the_budget() -> None:
+    budget = PlanningBudget(lambda: 0.0)
+    losses = {"clear_packets": 10_000, "clear_losses": 200, "clear_runs": 100}
+    session = FakeSession(6, data_packets_sent=10_000, **losses)
+    await keep_planned(
+        session,
+        rate_bits_per_second=RATE,
+        unit_bytes=1408,
+        assumed=PathLoss(rate=1e-6),
+        message_bytes_max=4096,
+        interval_seconds=INTERVAL,
+        budget=budget,
+    )
+    assert len(session.installed) == 1
+    assert not budget.allows_renewal()
 
 
 async def test_the_operator_says_what_is_to_be_small() -> None:
@@ -207,6 +248,7 @@ async def test_bursts_count_by_the_time_that_they_last() -> None:
         assumed=PathLoss(rate=1e-5),
         objective="p99",
         interval_seconds=INTERVAL,
+        budget=ENDLESS,
         measured=lambda loss, _: told.append(loss),
     )
     loss = told[-1]
@@ -224,6 +266,7 @@ async def test_a_burst_known_in_time_is_planned_for_at_any_rate() -> None:
         unit_bytes=1408,
         assumed=PathLoss(rate=1e-3, burst_packets=32.0, burst_seconds=11.9e-3),
         interval_seconds=INTERVAL,
+        budget=ENDLESS,
     )
     assert session.outlook is not None
     loss = session.outlook.plan.path.loss
@@ -241,6 +284,7 @@ async def test_paths_count_once_they_are_validated() -> None:
             assumed=PathLoss(rate=0.0),
             path_count=2,
             interval_seconds=INTERVAL,
+            budget=ENDLESS,
         )
         assert session.outlook is not None
         return session.outlook.plan.path.count
@@ -276,6 +320,7 @@ async def test_a_path_that_comes_and_goes_makes_one_plan() -> None:
         assumed=PathLoss(rate=1e-5),
         path_count=2,
         interval_seconds=INTERVAL,
+        budget=ENDLESS,
     )
     # One for the two paths of the first reading at most, and one for the path that stays.
     assert len(session.installed) <= 2
@@ -291,6 +336,7 @@ async def test_what_is_measured_is_told() -> None:
         unit_bytes=1408,
         assumed=PathLoss(rate=1e-5),
         interval_seconds=INTERVAL,
+        budget=ENDLESS,
         measured=lambda loss, packets: told.append((loss, packets)),
     )
     loss, packets = told[-1]
