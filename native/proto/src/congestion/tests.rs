@@ -282,6 +282,41 @@ fn quick_adapt_takes_the_window_to_what_a_round_trip_brought() {
     }
 }
 
+/// A near flow to whose path an eighth is left, and what Quick Adapt has made of its window.
+fn adapted(rules: Rules) -> (Driven, f64) {
+    let mut flow = Driven::uno(rules, NEAR).begin();
+    flow.report(4096, 4096);
+    flow.run(3 * NEAR, NEAR / 16, 0);
+    flow.is_clocked = true;
+    let (whole_window, end) = (flow.window(), flow.now + 4 * NEAR);
+    while flow.now < end {
+        flow.now += NEAR / 16;
+        flow.report(whole(whole_window / 8.0 / 16.0), 0);
+    }
+    assert!(flow.window() < 0.3 * whole_window, "{} of {whole_window}", flow.window());
+    flow.is_clocked = false;
+    let window = flow.window();
+    (flow, window)
+}
+
+#[test]
+fn after_a_collapse_a_full_phantom_queue_leaves_most_of_the_window_for_some_time() {
+    let (mut flow, window) = adapted(Rules::DEFAULT);
+    // What it was when the window was adapted; it may have grown a little since.
+    let kept = flow.run(30 * NEAR, NEAR / 8, 10);
+    assert!((0.7..0.85).contains(&kept), "{kept} of {window}");
+    // Once the marks have fallen, a full queue is another one.
+    flow.run(10 * NEAR, NEAR / 8, 2);
+    assert!(flow.run(30 * NEAR, NEAR / 8, 10) < 0.3);
+    let (mut queued, _) = adapted(Rules::DEFAULT);
+    queued.queue = NEAR / 10;
+    assert!(queued.run(30 * NEAR, NEAR / 8, 10) < 0.3, "a real queue");
+    let (mut late, _) = adapted(Rules::DEFAULT);
+    assert!(late.run(9 * FAR, NEAR / 8, 10) < 0.3, "for good");
+    let (mut unguarded, _) = adapted(Rules { guarded: false, ..Rules::DEFAULT });
+    assert!(unguarded.run(30 * NEAR, NEAR / 8, 10) < 0.3, "without the rule");
+}
+
 #[test]
 fn a_host_that_is_late_for_a_round_trip_is_no_collapse() {
     let late = |rules| {

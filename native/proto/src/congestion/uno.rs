@@ -24,6 +24,14 @@ const PHANTOM_ONLY: f64 = 0.35;
 const QUEUE_FREE: f64 = 1.055;
 /// Share of the arrived bytes that becomes the window after a collapse.
 const ADAPT_KEEPS: f64 = 0.96;
+/// Marks then leave this share of it while there is no real queue: the phantom queue is still full
+/// of what was refused. All flows together have what the link carries, less what they keep back for
+/// it to drain …
+const ADAPTED_SHARE: f64 = 0.75;
+/// … until the marked share falls below this, …
+const ADAPTED_MARKED: f64 = 0.5;
+/// … or for so many far round trips.
+const ADAPTED_ROUND_TRIPS: Nanos = 8;
 /// Doubling ends with losses if more than one packet in this many was lost …
 const DOUBLING_LOSS_BOUND: u64 = 8;
 /// … and at least this many: on a lossy path some are lost without congestion.
@@ -132,6 +140,12 @@ enum Epochs {
     On { end: Nanos, bytes: u64, marked_bytes: u64 },
 }
 
+impl Epochs {
+    fn from(end: Nanos) -> Self {
+        Self::On { end, bytes: 0, marked_bytes: 0 }
+    }
+}
+
 /// The window of one flow.
 #[derive(Debug)]
 pub struct Uno {
@@ -143,6 +157,8 @@ pub struct Uno {
     marked_before: f64,
     epochs: Epochs,
     quick_adapt: QuickAdapt,
+    /// Until then, marks without a real queue leave this window.
+    adapted: (Nanos, f64),
     /// Below this window it doubles each round trip.
     doubling_below: f64,
     window_at_start: f64,
@@ -175,6 +191,7 @@ impl Uno {
             marked_before: 0.0,
             epochs: Epochs::Off(window.bytes()),
             quick_adapt: QuickAdapt::new(rules.guarded, now),
+            adapted: (0, 0.0),
             doubling_below,
             window_at_start: window.bytes(),
             doubling_lost: 0,
@@ -241,10 +258,14 @@ impl Uno {
         self.window.set((ADAPT_KEEPS * arrived as f64).min(self.window.bytes()));
         self.epochs = Epochs::Off(self.window.bytes());
         self.quick_adapt.restart(now);
+        if self.rules.guarded {
+            let until = now.saturating_add(ADAPTED_ROUND_TRIPS * self.domain.far_rtt);
+            self.adapted = (until, ADAPTED_SHARE * self.window.bytes());
+        }
     }
 
     /// The part of [`Controller::reported`] that marks decide.
-    fn end_epochs(&mut self, report: &Report) {
+    fn end_epochs(&mut self, report: &Report, now: Nanos) {
         let base_rtt = self.window.base_rtt();
         let rtt = if report.rtt > 0 { report.rtt } else { base_rtt };
         let length = self.epoch_length(rtt);
@@ -260,6 +281,9 @@ impl Uno {
         (*bytes, *marked_bytes) = (0, 0);
         let passed = passed.min(1 << 16) as i32;
         self.marked = share + (1.0 - GAIN).powi(passed) * (self.marked - share);
+        if self.marked < self.marked_before.min(ADAPTED_MARKED) {
+            self.adapted = (0, 0.0);
+        }
         if share > 0.0 {
             let is_draining = self.marked_before > 0.0
                 && self.marked <= DRAINING_MAX
@@ -270,7 +294,10 @@ impl Uno {
                 let is_queue_free = rtt as f64 <= QUEUE_FREE * base_rtt as f64;
                 let factor = if self.rules.discount && is_queue_free { PHANTOM_ONLY } else { 1.0 };
                 let kept = (1.0 - self.marked * factor * self.decrease_max()).max(0.0);
-                self.window.set(self.window.bytes() * kept.powi(passed));
+                let window = self.window.bytes();
+                let (until, least) = self.adapted;
+                let least = if now < until && is_queue_free { least.min(window) } else { 0.0 };
+                self.window.set((window * kept.powi(passed)).max(least));
             }
         }
         self.marked_before = self.marked;
@@ -294,12 +321,12 @@ impl Controller for Uno {
         }
         if self.rules.guarded && is_resumed && matches!(self.epochs, Epochs::On { .. }) {
             // No epoch passed in a pause.
-            self.epochs = Epochs::On { end: now, bytes: 0, marked_bytes: 0 };
+            self.epochs = Epochs::from(now);
         }
         if let Epochs::Off(left) = &mut self.epochs {
             *left -= bytes as f64;
             if *left <= 0.0 {
-                self.epochs = Epochs::On { end: now, bytes: 0, marked_bytes: 0 };
+                self.epochs = Epochs::from(now);
             }
         }
     }
@@ -380,7 +407,7 @@ impl Controller for Uno {
                 self.increase(unmarked);
             }
         }
-        self.end_epochs(report);
+        self.end_epochs(report, now);
     }
 
     fn timed_out(&mut self, now: Nanos) {
