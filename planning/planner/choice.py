@@ -6,9 +6,9 @@ installs its rows (`SessionEndpoint.install_plan`).
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from sealane.errors import UsageError
 from sealane.planning.model import (
@@ -233,33 +233,6 @@ def rank(
     return [best, *(candidate for candidate in found if candidate is not best)]
 
 
-def plan(
-    path: Path,
-    objective: Objective = Objective.MEAN,
-    parity_budget: float = PARITY_BUDGET,
-    *,
-    caution: float = 0.0,
-    lengths: Sequence[int] | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> Plan:
-    """Choose a scheme for every size: a row per power of two, with equal neighbours merged.
-
-    `lengths`: only rows for messages of up to these, in ascending order. The other arguments and
-    errors are those of `plan_row`. Takes seconds of CPU time for high losses and long messages.
-    """
-    rows = [
-        plan_row(path, length, objective, parity_budget, caution=caution, check=check)
-        for length in lengths or row_lengths()
-    ]
-    return Plan(
-        path=path,
-        objective=objective,
-        parity_budget=parity_budget,
-        caution=caution,
-        rows=merged(rows),
-    )
-
-
 def plan_row(
     path: Path,
     length_max: int,
@@ -286,14 +259,51 @@ def plan_row(
     return PlanRow(length_max=length_max, k=k, m=m, depth=depth, parity_gap_nanos=round(gap * 1e9))
 
 
-def merged(rows: Iterable[PlanRow]) -> tuple[PlanRow, ...]:
-    """Return the rows without those that are followed by an equal one for longer messages."""
-    found: list[PlanRow] = []
-    for row in rows:
-        if found and replace(found[-1], length_max=row.length_max) == row:
-            found.pop()
-        found.append(row)
-    return tuple(found)
+class RowMaker(Protocol):
+    """Chooses the scheme of one row: `plan_row`, or what gives the same."""
+
+    def __call__(
+        self,
+        path: Path,
+        length_max: int,
+        objective: Objective,
+        parity_budget: float,
+        *,
+        caution: float,
+        check: Callable[[], None],
+    ) -> PlanRow:
+        """Return the row, with arguments and errors of `plan_row`."""
+
+
+def plan(
+    path: Path,
+    objective: Objective = Objective.MEAN,
+    parity_budget: float = PARITY_BUDGET,
+    *,
+    caution: float = 0.0,
+    lengths: Sequence[int] | None = None,
+    check: Callable[[], None] = lambda: None,
+    row: RowMaker = plan_row,
+) -> Plan:
+    """Choose a scheme for every size: a row per power of two, with equal neighbours merged.
+
+    `lengths`: only rows for messages of up to these, in ascending order. `row` makes each; other
+    arguments and errors are those of `plan_row`. Takes seconds of CPU time for high losses and long
+    messages.
+    """
+    rows: list[PlanRow] = []
+    for length in lengths or row_lengths():
+        made = row(path, length, objective, parity_budget, caution=caution, check=check)
+        if rows and replace(rows[-1], length_max=length) == made:
+            rows.pop()
+        rows.append(made)
+    return Plan(
+        path=path,
+        objective=objective,
+        parity_budget=parity_budget,
+        caution=caution,
+        rows=tuple(rows),
+    )
 
 
 def row_lengths(message_bytes_max: int = SIZE_MAX) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from sealane.planning.model import Path
 from sealane.planning.planned_loss import PLANNED_LOSS_MAX
-from sealane.planning.planner.choice import Objective, Plan, PlanRow, merged, plan_row
+from sealane.planning.planner.choice import Objective, Plan, PlanRow, plan, plan_row
 
 STEP: Final = 1.1
 """Loss, bursts and round trip are rounded to powers of this. A plan is out of date at a factor of
@@ -51,28 +51,37 @@ def shared_plan(
 
     Arguments and errors are those of `plan`.
     """
-    first = _Wanted(
+    return plan(
+        path,
+        objective,
+        parity_budget,
+        caution=caution,
+        lengths=lengths,
+        check=check,
+        row=_shared_row,
+    )
+
+
+def _shared_row(
+    path: Path,
+    length_max: int,
+    objective: Objective,
+    parity_budget: float,
+    *,
+    caution: float,
+    check: Callable[[], None],
+) -> PlanRow:
+    wanted = _Wanted(
         path=_rounded(path),
         objective=objective,
         parity_budget=parity_budget,
         caution=_near(caution),
-        length_max=0,
+        length_max=length_max,
         check=check,
     )
-    rows = [_shared_row(replace(first, length_max=length)) for length in lengths]
-    return Plan(
-        path=path,
-        objective=objective,
-        parity_budget=parity_budget,
-        caution=caution,
-        rows=merged(rows),
-    )
-
-
-def _shared_row(wanted: _Wanted) -> PlanRow:
-    wanted.check()
+    check()
     while not _planning.acquire(timeout=_LOOKS_SECONDS):
-        wanted.check()
+        check()
     try:
         return _made(wanted)
     finally:

@@ -79,7 +79,8 @@ pub struct Rules {
     /// Increase faster after a far round trip without marks.
     pub fast_increase: bool,
     /// Neither increase nor adapt while something other than the window limits the flow, count
-    /// all epochs that a report spans, and cut the window on silence and after long pauses.
+    /// all epochs that a report spans, keep most of what Quick Adapt has left, and cut the window on
+    /// silence and after long pauses.
     pub guarded: bool,
     /// After everything sent has been acknowledged and nothing waited, begin with no less than the
     /// small start, unless the last report showed a queue.

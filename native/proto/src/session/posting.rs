@@ -17,7 +17,7 @@ impl Session {
         if request.reliability == Reliability::Auto {
             (request.reliability, parity_gap) = self.plan.choose(request.length);
             let bits = u64::BITS - request.length.saturating_sub(1).leading_zeros();
-            self.message_sizes |= 1_u64.checked_shl(bits).unwrap_or(1 << (u64::BITS - 1));
+            self.message_sizes |= 1 << bits.min(u64::BITS - 1);
         }
         if !self.sender.has_new() {
             self.pacer.restart(now);

@@ -56,7 +56,7 @@ struct LeanFlows {
     wakes: BinaryHeap<Reverse<(Nanos, u32)>>,
     /// When to look at which block of which flow.
     blocks: BinaryHeap<Reverse<(Nanos, u32, u32)>>,
-    /// Packets of a chunk of each flow; none if flows don't depend on each other.
+    /// Packets of a chunk of each flow that depends on another one.
     chunk_packets: Vec<Option<u32>>,
     /// Flows that follow each flow.
     followers: Vec<Vec<u32>>,
